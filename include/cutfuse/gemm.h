@@ -1,0 +1,55 @@
+/// \file
+/// The contraction C[M, N] = A[M, K] * B[N, K]^T and the policy that runs it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cutfuse/device.h"
+#include "cutfuse/export.h"
+#include "cutfuse/status.h"
+#include "cutfuse/types.h"
+
+namespace cutfuse {
+
+/// BLAS names: A is x (rows are samples), B is the weight (rows are output features).
+struct GemmProblem {
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  Precision precision = Precision::kIeee;
+};
+
+enum class Raster : int32_t { kAlongM = 0, kAlongN = 1 };
+
+/// Everything that selects and configures one compiled kernel. Two policies that compare equal
+/// launch the same code in the same order.
+struct GemmPolicy {
+  int32_t tile_m = 0;
+  int32_t tile_n = 0;
+  int32_t cluster_m = 1;
+  Raster raster = Raster::kAlongM;
+  int32_t swizzle = 1;   ///< tiles grouped along the minor side before the raster moves on
+};
+
+CUTFUSE_API bool operator==(const GemmProblem& a, const GemmProblem& b) noexcept;
+CUTFUSE_API bool operator==(const GemmPolicy& a, const GemmPolicy& b) noexcept;
+CUTFUSE_API std::string to_string(const GemmProblem& problem);
+/// Can be pasted back as code: GemmPolicy{128, 192, 2, Raster::kAlongN, 1}.
+CUTFUSE_API std::string to_string(const GemmPolicy& policy);
+
+/// kInvalidValue for a negative size or one whose products overflow 63 bits.
+CUTFUSE_API Status validate(const GemmProblem& problem) noexcept;
+
+/// kNotSupported, in words for `explain`, if no kernel of this build takes the problem on the
+/// device (M, N or K of 2^31 and more, an architecture without kernels).
+CUTFUSE_API Status why_not(const GemmProblem& problem, const DeviceProps& device) noexcept;
+
+/// The kernel for a problem that why_not accepts: a pure function, no GPU needed.
+CUTFUSE_API GemmPolicy select_policy(const GemmProblem& problem, const DeviceProps& device) noexcept;
+
+/// The compiled policies, for tests that force each in turn: returns how many there are and writes
+/// the first `capacity` of them.
+CUTFUSE_API int32_t compiled_policies(GemmPolicy* policies, int32_t capacity) noexcept;
+
+}  // namespace cutfuse

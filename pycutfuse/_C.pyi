@@ -1,0 +1,134 @@
+"""Binding of libcutfuse: numbers and pointers in, typed exceptions out. No logic lives here.
+
+Every function that calls the library releases the GIL while it runs. Pointers are integers
+(`tensor.data_ptr()`), 0 for null; strides are in elements. A failed Status becomes ValueError,
+RuntimeError, TypeError, NotImplementedError or MemoryError by its code (include/cutfuse/status.h).
+"""
+
+from collections.abc import Sequence
+
+ABI_VERSION: int  # kAbiVersion this binding was compiled with
+
+def abi_version() -> int: ...  # of the loaded library
+def version() -> str: ...
+def build_info() -> str: ...
+def device_count() -> int: ...
+
+OPS: dict[str, int]  # "gelu_tanh" -> code, from the Op enumeration
+MAX_STEPS: int
+TAILS: dict[str, int]  # "none", "batch_norm_train", "batch_norm_eval"
+
+class DeviceProps:
+    """Properties of a GPU; may be constructed by hand to plan without one."""
+
+    index: int
+    major: int
+    minor: int
+    sm_count: int
+    shared_bytes: int
+    l2_bytes: int
+    driver_version: int
+    name: str
+    def __init__(
+        self,
+        *,
+        index: int = 0,
+        major: int = 9,
+        minor: int = 0,
+        sm_count: int = 132,
+        shared_bytes: int = 232448,
+        l2_bytes: int = 62914560,
+        driver_version: int = 13000,
+        name: str = "",
+    ) -> None: ...
+
+def query_device(index: int) -> DeviceProps: ...
+def check_device(device: DeviceProps) -> str | None:
+    """None if a kernel of this build runs there, else why not."""
+
+class GemmPolicy:
+    tile_m: int
+    tile_n: int
+    cluster_m: int
+    raster: int  # 0 along M, 1 along N
+    swizzle: int
+    def __init__(
+        self, tile_m: int, tile_n: int, cluster_m: int = 1, raster: int = 0, swizzle: int = 1
+    ) -> None: ...
+    def __eq__(self, other: object) -> bool: ...
+    def __repr__(self) -> str: ...
+
+def compiled_policies() -> list[GemmPolicy]: ...
+def select_policy(m: int, n: int, k: int, device: DeviceProps) -> GemmPolicy: ...
+
+class Program:
+    """What crosses the dispatcher, validated: codes [op, operand or -1] * n, constants [a, b] * n."""
+
+    def __init__(self, codes: Sequence[int], constants: Sequence[float]) -> None: ...
+    def __len__(self) -> int: ...
+    def __repr__(self) -> str: ...
+    def __eq__(self, other: object) -> bool: ...
+    def validate(self, operand_count: int) -> None: ...
+    def canonicalise(self) -> Program: ...
+    def run(self, value: float, operands: Sequence[float]) -> float: ...
+    def vjp(
+        self, value: float, operands: Sequence[float], grad: float
+    ) -> tuple[float, list[float]]: ...
+
+class Plan:
+    workspace_bytes: int
+    policy: GemmPolicy
+    def describe(self) -> str: ...
+
+def why_not(
+    m: int, n: int, k: int, program: Program, tail: int, after: Program, device: DeviceProps
+) -> str | None: ...
+def make_plan(
+    m: int,
+    n: int,
+    k: int,
+    program: Program,
+    tail: int,
+    after: Program,
+    weight_planes: bool,
+    device: DeviceProps,
+    policy: GemmPolicy | None = None,
+) -> Plan: ...
+def run(
+    plan: Plan,
+    x: int,
+    x_row_stride: int,
+    x_col_stride: int,
+    weight: int,
+    weight_row_stride: int,
+    weight_col_stride: int,
+    weight_planes: int,
+    weight_words: int,
+    operands: Sequence[int],  # pointer, row stride, column stride of each operand, flat
+    after_operands: Sequence[int],
+    out: int,
+    out_row_stride: int,
+    batch_norm: Sequence[int] | None,
+    # pointers: weight, bias, running_mean, running_var, num_batches_tracked, save_mean, save_invstd
+    momentum: float,  # negative: None
+    eps: float,
+    workspace: int,
+    promotion: float,  # 1 + 2**-23; 1 in integer-exact tests
+    stream: int,
+) -> None:
+    """Makes the plan's device current for the duration of the call."""
+
+def planes_layout(rows: int, k: int) -> tuple[int, int, int]:
+    """(leading dimension, bytes of both planes, bytes of the row words)."""
+
+def split(
+    x: int,
+    row_stride: int,
+    col_stride: int,
+    rows: int,
+    k: int,
+    planes: int,
+    words: int,
+    device: DeviceProps,
+    stream: int,
+) -> None: ...
