@@ -70,8 +70,8 @@ CUTFUSE_API Status make_plan(const FusedProblem& problem, const DeviceProps& dev
                              const GemmPolicy* forced, Plan** plan) noexcept;
 CUTFUSE_API void destroy_plan(Plan* plan) noexcept;
 
-/// Launches the plan's stages on `stream` (a cudaStream_t) of the plan's device, which must be
-/// current. Returns after the launches; never synchronises or allocates; safe under graph capture.
+/// Launches the plan's stages on `stream` (a cudaStream_t) of the plan's device, which is made
+/// current for the duration of the call if it is not. Returns after the launches; never synchronises or allocates; safe under graph capture.
 /// Deterministic: the same inputs give the same bits.
 CUTFUSE_API Status run(const Plan& plan, const FusedBuffers& buffers, void* stream) noexcept;
 

@@ -1,0 +1,27 @@
+/// \file
+/// The stages of the batch_norm tail in training: merge partials, then normalise in place.
+#pragma once
+
+#include <cstdint>
+
+#include "batch_norm/normalise.h"
+#include "cutfuse/batch_norm.h"
+#include "cutfuse/status.h"
+#include "cutfuse/types.h"
+#include "device/moments.h"
+#include "program/device_program.h"
+
+namespace cutfuse::batch_norm {
+
+/// Merges `partials` [columns][partial_count], each over kPartialRows of the `rows` rows (the last
+/// over what is left), into save_mean and save_invstd and updates the running statistics; the
+/// count of batches is read here and raised by normalise().
+Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
+                const BatchNormBuffers& buffers, void* stream) noexcept;
+
+/// out = after(step(out)), in place; raises *num_batches_tracked by one if it is not null.
+Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Normalise& step,
+                 const DeviceProgram& after, int64_t* num_batches_tracked, int32_t sm_count,
+                 void* stream) noexcept;
+
+}  // namespace cutfuse::batch_norm

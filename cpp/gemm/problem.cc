@@ -1,0 +1,62 @@
+#include <cstdio>
+
+#include "core/checked_math.h"
+#include "core/status.h"
+#include "cutfuse/gemm.h"
+
+namespace cutfuse {
+namespace {
+
+long long number(int64_t value) { return static_cast<long long>(value); }
+
+}  // namespace
+
+bool operator==(const GemmProblem& a, const GemmProblem& b) noexcept {
+  return a.m == b.m && a.n == b.n && a.k == b.k && a.precision == b.precision;
+}
+
+std::string to_string(const GemmProblem& problem) {
+  return std::to_string(problem.m) + "x" + std::to_string(problem.n) + "x" +
+         std::to_string(problem.k) + " fp32 ieee";
+}
+
+Status validate(const GemmProblem& problem) noexcept {
+  const auto [m, n, k, precision] = problem;
+  if (m < 0 || n < 0 || k < 0) {
+    return error(Code::kInvalidValue, "matrix sizes M=%lld, N=%lld, K=%lld must not be negative",
+                 number(m), number(n), number(k));
+  }
+  if (precision != Precision::kIeee) {
+    return error(Code::kInvalidValue, "unknown precision %d; this build has 0 (ieee)",
+                 static_cast<int>(precision));
+  }
+  int64_t product = 0;
+  constexpr int64_t kBytes = 8;  // the widest element of any operand: two fp16 planes count 4
+  if (!checked_multiply(m, n, &product) || !checked_multiply(product, kBytes, &product) ||
+      !checked_multiply(m, k, &product) || !checked_multiply(product, kBytes, &product) ||
+      !checked_multiply(n, k, &product) || !checked_multiply(product, kBytes, &product)) {
+    return error(Code::kInvalidValue,
+                 "matrices of M=%lld, N=%lld, K=%lld need more than 2^63 bytes; split the batch",
+                 number(m), number(n), number(k));
+  }
+  return {};
+}
+
+Status why_not(const GemmProblem& problem, const DeviceProps& device) noexcept {
+  if (Status status = validate(problem); !status.ok()) return status;
+  if (Status status = check_device(device); !status.ok()) return status;
+  const auto [m, n, k, precision] = problem;
+  constexpr int64_t kLimit = (int64_t(1) << 30) - 1;  // 2 K' and tile indices are 32-bit
+  if (m > kLimit || n > kLimit || k > kLimit) {
+    return error(Code::kNotSupported,
+                 "M=%lld, N=%lld, K=%lld: a kernel takes at most 2^30 - 1 along each; split the "
+                 "batch or the features",
+                 number(m), number(n), number(k));
+  }
+  if (k == 0) {
+    return error(Code::kNotSupported, "K=0: there is nothing to contract");
+  }
+  return {};
+}
+
+}  // namespace cutfuse

@@ -1,0 +1,286 @@
+/// \file
+/// Epilogue of the sm_90 GEMM on a thread's whole accumulator tile: undo the split's scales, repair
+/// non-finite rows and columns, run the program, emit batch-norm partials, store fp32.
+///
+/// Follows the interface of CUTLASS's operator-style epilogues (DefaultEpilogue), which
+/// Sm90TmaWarpSpecializedAdapter turns into a collective: a program step is dispatched once per
+/// tile and not once per fragment, as the visitor interface would.
+#pragma once
+
+#include <cute/tensor.hpp>
+#include <cutlass/cutlass.h>
+#include <cutlass/epilogue/collective/detail.hpp>
+
+#include "cutfuse/split.h"
+#include "batch_norm/normalise.cuh"
+#include "device/moments.cuh"
+#include "gemm/launcher.h"
+#include "program/executor.cuh"
+
+namespace cutfuse::gemm::sm90 {
+
+/// Where one thread's accumulators of an m64nNk16 tile lie: value (j * 2 + r) * 2 + c is at row
+/// row0 + 8 r and column column0 + 8 j + c. 32-bit inside: registers are scarce here.
+template <int kTileN>
+struct AccumulatorCoordinates {
+  static constexpr int kRows = 2;
+  static constexpr int kColumnPairs = kTileN / 8;
+  static constexpr int kSize = kColumnPairs * kRows * 2;
+  static constexpr int kColumnPairStride = 8;
+
+  int row0;
+  int column0;
+  int rows;     // of the matrix
+  int columns;
+
+  CUTLASS_DEVICE bool row_inside(int r) const { return row0 + 8 * r < rows; }
+  CUTLASS_DEVICE bool column_inside(int j, int c) const { return column0 + 8 * j + c < columns; }
+  CUTLASS_DEVICE int64_t row(int r) const { return min(row0 + 8 * r, rows - 1); }
+  CUTLASS_DEVICE int64_t column(int j, int c) const {
+    return min(column0 + 8 * j + c, columns - 1);
+  }
+};
+
+template <class TileShape>
+class ProgramEpilogue {
+ public:
+  static constexpr int kTileM = cute::size<0>(TileShape{});
+  static constexpr int kTileN = cute::size<1>(TileShape{});
+  using Coordinates = AccumulatorCoordinates<kTileN>;
+  static constexpr int kSize = Coordinates::kSize;
+  static constexpr int kPairs = Coordinates::kColumnPairs;
+
+  using ElementC = float;
+  using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
+  using ElementD = float;
+  using StrideD = StrideC;
+  using Arguments = EpilogueArguments;
+  using Params = EpilogueArguments;
+
+  struct SharedStorage {
+    // Batch-norm partials of each warp, exchanged within a warpgroup.
+    Moments moments[2][4][kTileN];
+  };
+
+  template <class ProblemShape>
+  static Params to_underlying_arguments(const ProblemShape&, const Arguments& args, void*) {
+    return args;
+  }
+  template <class ProblemShape>
+  static size_t get_workspace_size(const ProblemShape&, const Arguments&) {
+    return 0;
+  }
+  template <class ProblemShape>
+  static cutlass::Status initialize_workspace(const ProblemShape&, const Arguments&, void*,
+                                              cudaStream_t, cutlass::CudaHostAdapter* = nullptr) {
+    return cutlass::Status::kSuccess;
+  }
+  template <class ProblemShape>
+  static bool can_implement(const ProblemShape&, const Arguments&) {
+    return true;
+  }
+
+  CUTLASS_DEVICE explicit ProgramEpilogue(const Params& params) : params_(params) {}
+
+  template <class ProblemShape, class BlockShape, class BlockCoord, class Engine, class Layout,
+            class TiledMma, class Residue>
+  CUTLASS_DEVICE void operator()(const ProblemShape& problem, BlockShape, const BlockCoord& block,
+                                 cute::Tensor<Engine, Layout>& accumulators, TiledMma, Residue,
+                                 int thread, char* shared) {
+    static_assert(decltype(cute::size(accumulators))::value == kSize);
+    auto& v = *reinterpret_cast<float(*)[kSize]>(&accumulators(0));
+    const int warp = thread / 32;  // of the two consumer warpgroups: 16 rows each
+    const int lane = thread % 32;
+    const Coordinates at{
+        int(cute::get<0>(block)) * kTileM + warp * 16 + lane / 4,
+        int(cute::get<1>(block)) * kTileN + (lane % 4) * 2,
+        int(cute::get<0>(problem)), int(cute::get<1>(problem))};
+
+    if (unscale(v, at)) {
+      repair(v, at, lane);
+    }
+    // One copy of the executor's code serves both programs.
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int phase = 0; phase < 2; ++phase) {
+      execute(phase == 0 ? params_.program : params_.after, v, at);
+      if (phase == 0 && params_.normalise.mean != nullptr) {
+        execute(params_.normalise, v, at);
+      }
+    }
+    store(v, at);
+    if (params_.partials != nullptr) {
+      store_moments(v, at, thread, *reinterpret_cast<SharedStorage*>(shared));
+    }
+  }
+
+ private:
+  const Params& params_;  // in the kernel's constant bank; a copy would go to local memory
+
+  /// v *= 2^-(row exponent + column exponent). Returns whether a row or a column of the warp's
+  /// tile has non-finite inputs.
+  CUTLASS_DEVICE bool unscale(float (&v)[kSize], const Coordinates& at) const {
+    int row_words[2];
+    int row_exponents[2];
+    for (int r = 0; r < 2; ++r) {
+      row_words[r] = __ldg(params_.a_words + at.row(r));
+      row_exponents[r] = row_exponent(row_words[r]);
+    }
+    // While no exponent is beyond +-60 the scale 2^-(a + b) is itself an fp32 number.
+    constexpr int kPlain = 60;
+    bool nonfinite = row_has_nonfinite(row_words[0]) || row_has_nonfinite(row_words[1]);
+    bool plain = abs(row_exponents[0]) <= kPlain && abs(row_exponents[1]) <= kPlain;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kPairs; ++j) {
+      const int2 words = column_words(params_.b_words, at, j);
+      nonfinite |= row_has_nonfinite(words.x) || row_has_nonfinite(words.y);
+      plain &= abs(row_exponent(words.x)) <= kPlain && abs(row_exponent(words.y)) <= kPlain;
+    }
+    // Read again below, from L1: keeping the words would take a register for every column.
+    const int32_t* words_again = params_.b_words;
+    asm volatile("" : "+l"(words_again));
+    if (__all_sync(0xffffffffu, plain)) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kPairs; ++j) {
+        const int2 words = column_words(words_again, at, j);
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          v[(j * 2 + r) * 2] *= power_of_two(-row_exponents[r] - row_exponent(words.x));
+          v[(j * 2 + r) * 2 + 1] *= power_of_two(-row_exponents[r] - row_exponent(words.y));
+        }
+      }
+    } else {
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kPairs; ++j) {
+        const int2 words = column_words(words_again, at, j);
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          scale_exactly(v[(j * 2 + r) * 2], row_exponents[r] + row_exponent(words.x));
+          scale_exactly(v[(j * 2 + r) * 2 + 1], row_exponents[r] + row_exponent(words.y));
+        }
+      }
+    }
+    return __any_sync(0xffffffffu, nonfinite);
+  }
+
+  CUTLASS_DEVICE static int2 column_words(const int32_t* words, const Coordinates& at, int j) {
+    // Words are padded to an even count, so a clamped even index may always read two.
+    const int column = min(at.column0 + 8 * j, (at.columns - 1) & ~1);
+    return __ldg(reinterpret_cast<const int2*>(words + column));
+  }
+
+  /// 2^e for e in [-126, 127].
+  CUTLASS_DEVICE static float power_of_two(int e) { return __int_as_float((127 + e) << 23); }
+
+  /// v *= 2^-e in two exact steps; beyond +-252 the result is 0 or infinite either way.
+  CUTLASS_DEVICE static void scale_exactly(float& v, int e) {
+    const int clamped = min(max(-e, -252), 252);
+    const int first = clamped / 2;
+    v = v * power_of_two(first) * power_of_two(clamped - first);
+  }
+
+  /// Values whose row of A or row of B holds a non-finite element become the sum of just the terms
+  /// with such a factor: that is what decides between NaN, +inf and -inf. Rare, so it may be slow.
+  CUTLASS_DEVICE void repair(float (&v)[kSize], const Coordinates& at, int lane) const {
+    const int first_row = at.row0 - lane / 4;
+    const int first_column = at.column0 - (lane % 4) * 2;
+    for (int r = 0; r < 16 && first_row + r < at.rows; ++r) {
+      const int row = first_row + r;
+      const bool row_bad = row_has_nonfinite(__ldg(params_.a_words + row));
+      for (int n = 0; n < kTileN && first_column + n < at.columns; ++n) {
+        const int column = first_column + n;
+        if (!row_bad && !row_has_nonfinite(__ldg(params_.b_words + column))) {
+          continue;
+        }
+        const float value = nonfinite_terms(row, column, lane);
+        const bool owner = lane == (r % 8) * 4 + (n % 8) / 2;
+        const int index = (n / 8) * 4 + (r / 8) * 2 + n % 2;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kSize; ++i) {
+          v[i] = owner && i == index ? value : v[i];
+        }
+      }
+    }
+  }
+
+  CUTLASS_DEVICE float nonfinite_terms(int64_t row, int64_t column, int lane) const {
+    const ConstMatrix& a = params_.a;
+    const ConstMatrix& b = params_.b;
+    float sum = 0.f;
+    for (int64_t k = lane; k < params_.k; k += 32) {
+      const float x = __ldg(a.data + row * a.row_stride + k * a.col_stride);
+      const float w = __ldg(b.data + column * b.row_stride + k * b.col_stride);
+      if (!isfinite(x) || !isfinite(w)) {
+        sum += x * w;
+      }
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int offset = 16; offset > 0; offset /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    }
+    return sum;
+  }
+
+  /// (mean, M2) of each column over the warpgroup's 64 rows -> partials[column][row / 64].
+  CUTLASS_DEVICE void store_moments(const float (&v)[kSize], const Coordinates& at, int thread,
+                                    SharedStorage& shared) const {
+    const int group = thread / 128;
+    const int warp = thread / 32 % 4;
+    const int lane = thread % 32;
+    // A lane's 16 columns at a time: their moments take 32 registers beside the values.
+    constexpr int kAtOnce = 8;
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first < kPairs; first += kAtOnce) {
+      const auto& values = *reinterpret_cast<const float(*)[4 * kAtOnce]>(&v[4 * first]);
+      Moments columns[kAtOnce / 4];
+      reduce_rows<kAtOnce>(values, at.row_inside(0) + at.row_inside(1), lane, columns);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kAtOnce / 4; ++i) {
+        shared.moments[group][warp][8 * first + reduced_column<kAtOnce>(lane, i)] = columns[i];
+      }
+    }
+    cutlass::arch::NamedBarrier::sync(128, 2u + group);
+    const int first_row = at.row0 - lane / 4 - warp * 16;
+    const int first_column = at.column0 - (lane % 4) * 2;
+    for (int n = thread % 128; n < kTileN; n += 128) {
+      Moments merged = shared.moments[group][0][n];
+      float count = rows_inside(first_row, at.rows);
+      CUTLASS_PRAGMA_UNROLL
+      for (int w = 1; w < 4; ++w) {
+        const float other = rows_inside(first_row + 16 * w, at.rows);
+        merged = merge(merged, count, shared.moments[group][w][n], other);
+        count += other;
+      }
+      if (first_column + n < at.columns && first_row < at.rows) {
+        params_.partials[int64_t(first_column + n) * params_.partial_count + first_row / 64] = merged;
+      }
+    }
+    cutlass::arch::NamedBarrier::sync(128, 2u + group);
+  }
+
+  CUTLASS_DEVICE static float rows_inside(int first, int rows) {
+    return static_cast<float>(min(max(rows - first, 0), 16));
+  }
+
+  CUTLASS_DEVICE void store(const float (&v)[kSize], const Coordinates& at) const {
+    const bool pairs = params_.out_pairs;
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if (!at.row_inside(r)) {
+        continue;
+      }
+      float* row = params_.out.data + int64_t(at.row0 + 8 * r) * params_.out.row_stride + at.column0;
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kPairs; ++j) {
+        const float2 pair = {v[(j * 2 + r) * 2], v[(j * 2 + r) * 2 + 1]};
+        if (pairs && at.column_inside(j, 1)) {
+          *reinterpret_cast<float2*>(row + 8 * j) = pair;
+        } else {
+          if (at.column_inside(j, 0)) row[8 * j] = pair.x;
+          if (at.column_inside(j, 1)) row[8 * j + 1] = pair.y;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace cutfuse::gemm::sm90

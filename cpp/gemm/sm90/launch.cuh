@@ -1,0 +1,117 @@
+/// \file
+/// Policy -> CUTLASS kernel type -> parameters -> launch.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <cutlass/device_kernel.h>
+#include <cutlass/gemm/kernel/gemm_universal.hpp>
+#include <mutex>
+
+#include "core/status.h"
+#include "core/driver.h"
+#include "gemm/launcher.h"
+#include "gemm/sm90/epilogue.cuh"
+#include "gemm/sm90/mainloop.cuh"
+
+namespace cutfuse::gemm::sm90 {
+
+template <int kTileM, int kTileN, int kClusterM, int kStages>
+class SplitGemm final : public Launcher {
+  using TileShape = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
+  using ClusterShape = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
+  using Mainloop = SplitMainloop<TileShape, ClusterShape, kStages>;
+  using Epilogue =
+      cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<ProgramEpilogue<TileShape>>;
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
+                                                      Epilogue, cutlass::gemm::PersistentScheduler>;
+  using Params = typename Kernel::Params;
+
+ public:
+  static constexpr int64_t kSharedBytes = Kernel::SharedStorageSize;
+  static_assert(kSharedBytes <= 232448, "shared memory of one sm_90 block");
+
+  SplitGemm(const GemmProblem& problem, const GemmPolicy& policy, const DeviceProps& device)
+      : problem_(problem), policy_(policy), device_(device) {}
+
+  Status launch(const GemmCall& call, void* stream) noexcept override {
+    // The first call encodes the tensor maps and lifts the shared-memory limit; later calls copy
+    // the parameters and patch addresses (encoding anew would cost 19 us a call).
+    std::call_once(once_, [&] { prepared_ = prepare(call); });
+    if (!prepared_.ok()) {
+      return prepared_;
+    }
+    Params params = params_;
+    params.epilogue = call.epilogue;
+    params.mainloop.promotion = call.promotion;
+    if (Status status = replace_address(params.mainloop.tma_load_a.get_tma_descriptor(), call.a_planes); !status.ok()) return status;
+    if (Status status = replace_address(params.mainloop.tma_load_b.get_tma_descriptor(), call.b_planes); !status.ok()) return status;
+
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = kClusterM;
+    cluster.val.clusterDim.y = 1;
+    cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = Kernel::get_grid_shape(params);
+    config.blockDim = Kernel::get_block_shape();
+    config.dynamicSmemBytes = kSharedBytes;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    CUTFUSE_CUDA(cudaLaunchKernelEx(&config, cutlass::device_kernel<Kernel>, params));
+    return {};
+  }
+
+ private:
+  GemmProblem problem_;
+  GemmPolicy policy_;
+  DeviceProps device_;
+  std::once_flag once_;
+  Status prepared_;
+  Params params_;
+
+  Status prepare(const GemmCall& call) noexcept {
+    CUTFUSE_CUDA(cudaFuncSetAttribute(cutlass::device_kernel<Kernel>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(kSharedBytes)));
+    const int m = static_cast<int>(problem_.m);
+    const int n = static_cast<int>(problem_.n);
+    const int k = static_cast<int>(problem_.k);
+    const int64_t leading = (problem_.k + 7) / 8 * 8;
+    typename Kernel::Arguments args{};
+    args.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+    args.problem_shape = {m, n, 2 * ((k + kTileK - 1) / kTileK * kTileK), 1};
+    args.mainloop.planes.ptr_A = static_cast<const cutlass::half_t*>(call.a_planes);
+    args.mainloop.planes.dA = {leading, cute::_1{}, problem_.m * leading};
+    args.mainloop.planes.ptr_B = static_cast<const cutlass::half_t*>(call.b_planes);
+    args.mainloop.planes.dB = {leading, cute::_1{}, problem_.n * leading};
+    args.mainloop.m = m;
+    args.mainloop.n = n;
+    args.mainloop.k = k;
+    args.epilogue = call.epilogue;
+    args.hw_info.device_id = device_.index;
+    args.hw_info.sm_count = device_.sm_count;
+    args.scheduler.max_swizzle_size = policy_.swizzle;
+    using Order = decltype(args.scheduler.raster_order);
+    args.scheduler.raster_order = policy_.raster == Raster::kAlongN ? Order::AlongN : Order::AlongM;
+    params_ = Kernel::to_underlying_arguments(args, nullptr);
+    return {};
+  }
+
+  /// `map` is a member of a Params on the caller's stack, const only by its accessor.
+  static Status replace_address(const cute::TmaDescriptor* map, const void* address) noexcept {
+    return replace_tensor_map_address(const_cast<cute::TmaDescriptor*>(map), address);
+  }
+};
+
+template <int kTileM, int kTileN, int kClusterM, int kStages>
+Instance make_instance() {
+  using Gemm = SplitGemm<kTileM, kTileN, kClusterM, kStages>;
+  return {kTileM, kTileN, kClusterM, Gemm::kSharedBytes,
+          [](const GemmProblem& problem, const GemmPolicy& policy, const DeviceProps& device) {
+            return std::unique_ptr<Launcher>(new Gemm(problem, policy, device));
+          }};
+}
+
+}  // namespace cutfuse::gemm::sm90

@@ -1,0 +1,312 @@
+/// \file
+/// fp32 -> two scaled fp16 planes. One pass along contiguous rows of up to 8192 elements, which stay
+/// in registers between the maximum and the conversion; two reads otherwise.
+#include "cutfuse/split.h"
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "core/checked_math.h"
+#include "core/status.h"
+
+namespace cutfuse {
+namespace {
+
+constexpr int kGroup = 8;  // elements that one thread converts at a time: 16 bytes of each plane
+
+struct Planes {
+  __half* hi;
+  __half* lo;
+  int64_t leading;
+  int32_t* words;
+};
+
+struct Source {
+  ConstMatrix x;
+  int64_t rows;
+  int64_t k;
+};
+
+/// Largest finite magnitude, as the bits of its absolute value (ordered like the values), and
+/// whether something was not finite.
+struct Magnitude {
+  uint32_t bits = 0;
+  bool nonfinite = false;
+
+  __device__ void add(float value) {
+    const uint32_t magnitude = __float_as_uint(value) & 0x7fffffffu;
+    if (magnitude >= 0x7f800000u) {
+      nonfinite = true;
+    } else {
+      bits = max(bits, magnitude);
+    }
+  }
+};
+
+/// The exponent e that puts 2^e * value in [2^14, 2^15); 0 for zero. Denormals count by their
+/// leading bit, so -113 <= e <= 163.
+__device__ int scale_exponent(uint32_t bits) {
+  if (bits == 0) {
+    return 0;
+  }
+  const int field = static_cast<int>(bits >> 23);
+  const int log2 = field > 0 ? field - 127 : 31 - __clz(static_cast<int>(bits)) - 149;
+  return 14 - log2;
+}
+
+__device__ float power_of_two(int e) { return __int_as_float((127 + e) << 23); }
+
+/// Converts eight values with the row's exponent; non-finite ones become zero.
+__device__ void convert(const float (&x)[kGroup], int exponent, uint4& hi, uint4& lo) {
+  const float first = power_of_two(min(exponent, 127));
+  const float second = power_of_two(exponent - min(exponent, 127));
+  __half2 high[kGroup / 2];
+  __half2 low[kGroup / 2];
+#pragma unroll
+  for (int i = 0; i < kGroup / 2; ++i) {
+    float scaled[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const float value = x[2 * i + c];
+      scaled[c] = isfinite(value) ? value * first * second : 0.f;
+    }
+    high[i] = __floats2half2_rn(scaled[0], scaled[1]);
+    const float2 rounded = __half22float2(high[i]);
+    low[i] = __floats2half2_rn(scaled[0] - rounded.x, scaled[1] - rounded.y);
+  }
+  hi = *reinterpret_cast<uint4*>(high);
+  lo = *reinterpret_cast<uint4*>(low);
+}
+
+/// Eight values of a row from element `begin`; past k they are zero.
+template <bool kVector>
+__device__ void load_group(const float* row, int64_t stride, int64_t begin, int64_t k,
+                           float (&x)[kGroup]) {
+  if (kVector && begin + kGroup <= k) {
+    const float4 a = *reinterpret_cast<const float4*>(row + begin);
+    const float4 b = *reinterpret_cast<const float4*>(row + begin + 4);
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
+    x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) {
+    x[i] = begin + i < k ? row[(begin + i) * stride] : 0.f;
+  }
+}
+
+__device__ void store_group(const Planes& planes, int64_t row, int64_t begin, uint4 hi, uint4 lo) {
+  const int64_t at = row * planes.leading + begin;
+  *reinterpret_cast<uint4*>(planes.hi + at) = hi;
+  *reinterpret_cast<uint4*>(planes.lo + at) = lo;
+}
+
+/// Merges the magnitudes of the kThreads threads that share a row (one warp, or the whole block).
+template <int kThreads>
+__device__ Magnitude merge_row(Magnitude mine) {
+  mine.bits = __reduce_max_sync(0xffffffffu, mine.bits);
+  if constexpr (kThreads == 32) {
+    mine.nonfinite = __any_sync(0xffffffffu, mine.nonfinite);
+  } else {
+    __shared__ uint32_t of_warp[kThreads / 32];
+    if (threadIdx.x % 32 == 0) {
+      of_warp[threadIdx.x / 32] = mine.bits;
+    }
+    mine.nonfinite = __syncthreads_or(mine.nonfinite) != 0;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) {
+      mine.bits = max(mine.bits, of_warp[w]);
+    }
+  }
+  return mine;
+}
+
+constexpr int kBlock = 256;
+
+/// kThreads threads convert one row; up to kGroups groups of it stay in their registers.
+/// kGroups == 0: the row is read twice.
+template <int kThreads, int kGroups, bool kVector>
+__global__ void __launch_bounds__(kBlock) split_rows(const Source source, const Planes planes) {
+  const int64_t row = int64_t(blockIdx.x) * (kBlock / kThreads) + threadIdx.x / kThreads;
+  if (row >= source.rows) {
+    return;  // whole warps when kThreads is 32; never when the block has one row
+  }
+  const int thread = threadIdx.x % kThreads;
+  const float* x = source.x.data + row * source.x.row_stride;
+  const int64_t stride = source.x.col_stride;
+  constexpr int kKept = kGroups > 0 ? kGroups : 1;
+  float values[kKept][kGroup];
+  Magnitude magnitude;
+  if constexpr (kGroups > 0) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      load_group<kVector>(x, stride, (int64_t(g) * kThreads + thread) * kGroup, source.k,
+                          values[g]);
+    }
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) magnitude.add(values[g][i]);
+    }
+  } else {
+    for (int64_t begin = thread * kGroup; begin < source.k; begin += kThreads * kGroup) {
+      load_group<kVector>(x, stride, begin, source.k, values[0]);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) magnitude.add(values[0][i]);
+    }
+  }
+  magnitude = merge_row<kThreads>(magnitude);
+  const int exponent = scale_exponent(magnitude.bits);
+  if (thread == 0) {
+    planes.words[row] = 2 * exponent + (magnitude.nonfinite ? 1 : 0);
+  }
+  uint4 hi, lo;
+  if constexpr (kGroups > 0) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int64_t begin = (int64_t(g) * kThreads + thread) * kGroup;
+      if (begin < planes.leading) {
+        convert(values[g], exponent, hi, lo);
+        store_group(planes, row, begin, hi, lo);
+      }
+    }
+  } else {
+    for (int64_t begin = thread * kGroup; begin < planes.leading; begin += kThreads * kGroup) {
+      load_group<kVector>(x, stride, begin, source.k, values[0]);
+      convert(values[0], exponent, hi, lo);
+      store_group(planes, row, begin, hi, lo);
+    }
+  }
+}
+
+constexpr int kStrip = 32;  // rows of a block of split_columns, and warps that share them
+
+/// For sources whose columns are contiguous (a transposed view): a warp reads 32 rows at one k, so
+/// both reads are coalesced; the planes' rows leave through shared memory in runs of 512 bytes.
+__global__ void __launch_bounds__(kStrip* kStrip)
+    split_columns(const Source source, const Planes planes) {
+  __shared__ uint4 staged[2][kStrip][kStrip + 1];
+  __shared__ uint32_t bits[kStrip];
+  __shared__ uint32_t nonfinite;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int64_t first_row = int64_t(blockIdx.x) * kStrip;
+  const int64_t row = first_row + lane;
+  const bool inside = row < source.rows;
+  const float* x = source.x.data + (inside ? row : first_row) * source.x.row_stride;
+  const int64_t stride = source.x.col_stride;
+
+  if (threadIdx.x < kStrip) bits[threadIdx.x] = 0;
+  if (threadIdx.x == 0) nonfinite = 0;
+  __syncthreads();
+  Magnitude magnitude;
+  for (int64_t begin = warp * kGroup; begin < source.k; begin += kStrip * kGroup) {
+    float values[kGroup];
+    load_group<false>(x, stride, begin, source.k, values);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) magnitude.add(values[i]);
+  }
+  atomicMax(&bits[lane], magnitude.bits);
+  if (magnitude.nonfinite) atomicOr(&nonfinite, 1u << lane);
+  __syncthreads();
+  const int exponent = scale_exponent(bits[lane]);
+  if (warp == 0 && inside) {
+    planes.words[row] = 2 * exponent + static_cast<int>(nonfinite >> lane & 1);
+  }
+
+  for (int64_t begin = 0; begin < planes.leading; begin += kStrip * kGroup) {
+    float values[kGroup];
+    uint4 hi, lo;
+    load_group<false>(x, stride, begin + warp * kGroup, source.k, values);
+    convert(values, exponent, hi, lo);
+    staged[0][lane][warp] = hi;
+    staged[1][lane][warp] = lo;
+    __syncthreads();
+    const int64_t at = begin + lane * kGroup;
+    if (first_row + warp < source.rows && at < planes.leading) {
+      store_group(planes, first_row + warp, at, staged[0][warp][lane], staged[1][warp][lane]);
+    }
+    __syncthreads();
+  }
+}
+
+template <int kThreads, int kGroups>
+cudaError_t launch_rows(const Source& source, const Planes& planes, bool vector,
+                        cudaStream_t stream) {
+  const int64_t rows_per_block = kBlock / kThreads;
+  const auto blocks =
+      static_cast<unsigned>((source.rows + rows_per_block - 1) / rows_per_block);
+  if (vector) {
+    split_rows<kThreads, kGroups, true><<<blocks, kBlock, 0, stream>>>(source, planes);
+  } else {
+    split_rows<kThreads, kGroups, false><<<blocks, kBlock, 0, stream>>>(source, planes);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+Status planes_layout(int64_t rows, int64_t k, PlanesLayout* layout) noexcept {
+  if (rows < 0 || k < 0) {
+    return error(Code::kInvalidValue, "planes of a %lld x %lld matrix: sizes must not be negative",
+                 static_cast<long long>(rows), static_cast<long long>(k));
+  }
+  int64_t leading = 0;
+  int64_t elements = 0;
+  int64_t bytes = 0;
+  int64_t words = 0;
+  if (!checked_round_up(k, kGroup, &leading) || !checked_multiply(rows, leading, &elements) ||
+      !checked_multiply(elements, 2 * int64_t(sizeof(__half)), &bytes) ||
+      !checked_round_up(rows, 4, &words) || !checked_multiply(words, 4, &words)) {
+    return error(Code::kInvalidValue, "planes of a %lld x %lld matrix need more than 2^63 bytes",
+                 static_cast<long long>(rows), static_cast<long long>(k));
+  }
+  *layout = {leading, bytes, words};
+  return {};
+}
+
+Status split(const ConstMatrix& x, int64_t rows, int64_t k, void* planes, int32_t* words,
+             const DeviceProps&, void* stream) noexcept {
+  PlanesLayout layout;
+  if (Status status = planes_layout(rows, k, &layout); !status.ok()) return status;
+  if (rows == 0) {
+    return {};
+  }
+  if (rows > int64_t(1) << 31) {
+    return error(Code::kNotSupported, "split of %lld rows: at most 2^31 are supported",
+                 static_cast<long long>(rows));
+  }
+  const Source source{x, rows, k};
+  auto* hi = static_cast<__half*>(planes);
+  const Planes target{hi, hi + rows * layout.leading, layout.leading, words};
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+
+  if (x.row_stride == 1 && x.col_stride != 1 && rows > 1) {
+    const auto blocks = static_cast<unsigned>((rows + kStrip - 1) / kStrip);
+    split_columns<<<blocks, kStrip * kStrip, 0, cuda_stream>>>(source, target);
+    CUTFUSE_CUDA(cudaGetLastError());
+    return {};
+  }
+  const bool vector = x.col_stride == 1 && x.row_stride % 4 == 0 &&
+                      reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+  cudaError_t result;
+  if (k <= 32 * kGroup) {
+    result = launch_rows<32, 1>(source, target, vector, cuda_stream);
+  } else if (k <= 32 * kGroup * 4) {
+    result = launch_rows<32, 4>(source, target, vector, cuda_stream);
+  } else if (k <= kBlock * kGroup) {
+    result = launch_rows<kBlock, 1>(source, target, vector, cuda_stream);
+  } else if (k <= kBlock * kGroup * 2) {
+    result = launch_rows<kBlock, 2>(source, target, vector, cuda_stream);
+  } else if (k <= kBlock * kGroup * 4) {
+    result = launch_rows<kBlock, 4>(source, target, vector, cuda_stream);
+  } else {
+    result = launch_rows<kBlock, 0>(source, target, vector, cuda_stream);
+  }
+  CUTFUSE_CUDA(result);
+  return {};
+}
+
+}  // namespace cutfuse
