@@ -50,10 +50,17 @@ class GemmPolicy:
     tile_m: int
     tile_n: int
     cluster_m: int
+    promote_k: int  # K between promotions to the fp32 sum
     raster: int  # 0 along M, 1 along N
     swizzle: int
     def __init__(
-        self, tile_m: int, tile_n: int, cluster_m: int = 1, raster: int = 0, swizzle: int = 1
+        self,
+        tile_m: int,
+        tile_n: int,
+        cluster_m: int = 1,
+        promote_k: int = 64,
+        raster: int = 0,
+        swizzle: int = 1,
     ) -> None: ...
     def __eq__(self, other: object) -> bool: ...
     def __repr__(self) -> str: ...

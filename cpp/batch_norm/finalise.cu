@@ -1,13 +1,17 @@
 /// \file
 /// Partials of the GEMM's epilogue -> batch statistics and running statistics.
 #include <cub/block/block_reduce.cuh>
+#include <cub/warp/warp_reduce.cuh>
+#include <type_traits>
 
 #include "batch_norm/kernels.h"
-#include "core/status.h"
+#include "core/launch.h"
 #include "device/moments.cuh"
 
 namespace cutfuse::batch_norm {
 namespace {
+
+constexpr int kBlock = 128;
 
 struct Counted {
   Moments moments;
@@ -20,22 +24,30 @@ struct MergeCounted {
   }
 };
 
-/// One block a column. The order of merges is fixed by the launch shape: deterministic.
+/// kThreads threads of a block, one warp or all of it, merge one column. The order of merges is
+/// fixed by the launch shape: deterministic.
 template <int kThreads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kBlock)
     finalise_kernel(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
                     const BatchNormBuffers buffers) {
-  using Reduce = cub::BlockReduce<Counted, kThreads>;
-  __shared__ typename Reduce::TempStorage storage;
-  const int64_t column = blockIdx.x;
+  using Reduce = std::conditional_t<kThreads == 32, cub::WarpReduce<Counted>,
+                                    cub::BlockReduce<Counted, kBlock>>;
+  __shared__ typename Reduce::TempStorage storage[kBlock / kThreads];
+  wait_for_previous_kernels();
+  const int group = threadIdx.x / kThreads;
+  const int thread = threadIdx.x % kThreads;
+  const int64_t column = int64_t(blockIdx.x) * (kBlock / kThreads) + group;
+  if (column >= columns) {
+    return;  // whole warps when kThreads is 32; never when the block has one column
+  }
   const Moments* of_column = partials + column * partial_count;
   Counted mine{{0.f, 0.f}, 0.f};
-  for (int64_t p = threadIdx.x; p < partial_count; p += kThreads) {
+  for (int64_t p = thread; p < partial_count; p += kThreads) {
     const auto count = static_cast<float>(min(rows - p * kPartialRows, int64_t(kPartialRows)));
     mine = MergeCounted{}(mine, {of_column[p], count});
   }
-  const Counted all = Reduce(storage).Reduce(mine, MergeCounted{});
-  if (threadIdx.x != 0) {
+  const Counted all = Reduce(storage[group]).Reduce(mine, MergeCounted{});
+  if (thread != 0) {
     return;
   }
   const auto n = static_cast<double>(rows);
@@ -56,21 +68,35 @@ __global__ void __launch_bounds__(kThreads)
   blend(buffers.running_var + column, all.moments.m2 / (n - 1.0));
 }
 
+__global__ void __launch_bounds__(kBlock)
+    fold_kernel(const BatchNormBuffers buffers, int64_t columns, float* scale) {
+  wait_for_previous_kernels();
+  const int64_t column = int64_t(blockIdx.x) * kBlock + threadIdx.x;
+  if (column < columns) {
+    const double var = buffers.running_var[column];
+    const float invstd = static_cast<float>(1.0 / sqrt(var + buffers.eps));
+    scale[column] = buffers.weight != nullptr ? invstd * buffers.weight[column] : invstd;
+  }
+}
+
+unsigned blocks(int64_t items, int64_t per_block) {
+  return static_cast<unsigned>((items + per_block - 1) / per_block);
+}
+
 }  // namespace
 
 Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
                 const BatchNormBuffers& buffers, void* stream) noexcept {
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  const auto blocks = static_cast<unsigned>(columns);
-  if (partial_count <= 256) {
-    finalise_kernel<32><<<blocks, 32, 0, cuda_stream>>>(partials, partial_count, rows, columns,
-                                                        buffers);
-  } else {
-    finalise_kernel<256><<<blocks, 256, 0, cuda_stream>>>(partials, partial_count, rows, columns,
-                                                          buffers);
+  if (partial_count <= 512) {
+    return launch(finalise_kernel<32>, blocks(columns, kBlock / 32), kBlock, 0, stream, partials,
+                  partial_count, rows, columns, buffers);
   }
-  CUTFUSE_CUDA(cudaGetLastError());
-  return {};
+  return launch(finalise_kernel<kBlock>, blocks(columns, 1), kBlock, 0, stream, partials,
+                partial_count, rows, columns, buffers);
+}
+
+Status fold(const BatchNormBuffers& buffers, int64_t columns, float* scale, void* stream) noexcept {
+  return launch(fold_kernel, blocks(columns, kBlock), kBlock, 0, stream, buffers, columns, scale);
 }
 
 }  // namespace cutfuse::batch_norm

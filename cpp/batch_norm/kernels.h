@@ -1,5 +1,6 @@
 /// \file
-/// The stages of the batch_norm tail in training: merge partials, then normalise in place.
+/// The stages of the batch_norm tail: in training, merge partials, then normalise in place; in
+/// eval, fold the running statistics for the epilogue.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,9 @@ namespace cutfuse::batch_norm {
 /// count of batches is read here and raised by normalise().
 Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
                 const BatchNormBuffers& buffers, void* stream) noexcept;
+
+/// scale = weight / sqrt(running_var + eps), [columns]; null weight is 1.
+Status fold(const BatchNormBuffers& buffers, int64_t columns, float* scale, void* stream) noexcept;
 
 /// out = after(step(out)), in place; raises *num_batches_tracked by one if it is not null.
 Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Normalise& step,

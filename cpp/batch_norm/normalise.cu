@@ -3,23 +3,26 @@
 #include <algorithm>
 
 #include "batch_norm/kernels.h"
+#include "core/launch.h"
 #include "core/status.h"
 #include "program/executor.cuh"
 
 namespace cutfuse::batch_norm {
 namespace {
 
-constexpr int kColumns = 4;      // of one thread: a 16-byte access
-constexpr int kRowsAtOnce = 4;   // loads in flight per thread
+constexpr int kColumns = 4;     // of one thread: a 16-byte access
+constexpr int kRowsAtOnce = 4;  // loads in flight per thread
 constexpr int kLanes = 32;
 constexpr int kWarps = 8;
 
-/// Rows row0 - r and columns column0 .. column0 + 3 of one thread: value (pair * kRows + r) * 2 + c.
+/// Rows row0 - r and columns column0 .. column0 + 3 of one thread: value (pair * kRows + r) * 2 +
+/// c.
 struct Coordinates {
   static constexpr int kRows = kRowsAtOnce;
   static constexpr int kColumnPairs = kColumns / 2;
   static constexpr int kSize = kRows * kColumns;
   static constexpr int kColumnPairStride = 2;
+  static constexpr int kStagedOperands = 0;
 
   int64_t row0;
   int64_t column0;
@@ -28,9 +31,7 @@ struct Coordinates {
   __device__ bool row_inside(int r) const { return row0 - r >= 0; }
   __device__ bool column_inside(int j, int c) const { return column0 + 2 * j + c < columns; }
   __device__ int64_t row(int r) const { return max(row0 - r, int64_t(0)); }
-  __device__ int64_t column(int j, int c) const {
-    return min(column0 + 2 * j + c, columns - 1);
-  }
+  __device__ int64_t column(int j, int c) const { return min(column0 + 2 * j + c, columns - 1); }
 };
 
 __device__ int index(int j, int r, int c) { return (j * kRowsAtOnce + r) * 2 + c; }
@@ -62,8 +63,8 @@ __device__ void store(const Matrix& out, const Coordinates& at,
     float* row = out.data + at.row(r) * out.row_stride + at.column0;
     if (kVector) {
       if (at.column_inside(0, 0)) {
-        *reinterpret_cast<float4*>(row) = {v[index(0, r, 0)], v[index(0, r, 1)],
-                                           v[index(1, r, 0)], v[index(1, r, 1)]};
+        *reinterpret_cast<float4*>(row) = {v[index(0, r, 0)], v[index(0, r, 1)], v[index(1, r, 0)],
+                                           v[index(1, r, 1)]};
       }
     } else {
 #pragma unroll
@@ -80,6 +81,7 @@ template <bool kVector>
 __global__ void __launch_bounds__(kLanes* kWarps)
     normalise_kernel(const Matrix out, int64_t rows, int64_t columns, const Normalise step,
                      const __grid_constant__ DeviceProgram after, int64_t* num_batches_tracked) {
+  wait_for_previous_kernels();
   if (num_batches_tracked != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
     ++*num_batches_tracked;
   }
@@ -129,16 +131,8 @@ Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Normali
                   static_cast<unsigned>(column_blocks));
   const bool vector = columns % 4 == 0 && out.row_stride % 4 == 0 &&
                       reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  if (vector) {
-    normalise_kernel<true><<<grid, kLanes * kWarps, 0, cuda_stream>>>(
-        out, rows, columns, step, after, num_batches_tracked);
-  } else {
-    normalise_kernel<false><<<grid, kLanes * kWarps, 0, cuda_stream>>>(
-        out, rows, columns, step, after, num_batches_tracked);
-  }
-  CUTFUSE_CUDA(cudaGetLastError());
-  return {};
+  return launch(vector ? normalise_kernel<true> : normalise_kernel<false>, grid, kLanes * kWarps, 0,
+                stream, out, rows, columns, step, after, num_batches_tracked);
 }
 
 }  // namespace cutfuse::batch_norm

@@ -7,31 +7,60 @@
 namespace cutfuse {
 namespace {
 
-using ReplaceAddress = CUresult (*)(CUtensorMap*, void*);
-
-ReplaceAddress resolve_replace_address() noexcept {
+/// The driver's function of that name since CUDA 12.0, or null.
+void* entry_point(const char* name) noexcept {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  const cudaError_t result = cudaGetDriverEntryPointByVersion(
-      "cuTensorMapReplaceAddress", &entry, 12000, cudaEnableDefault, &found);
-  return result == cudaSuccess && found == cudaDriverEntryPointSuccess
-             ? reinterpret_cast<ReplaceAddress>(entry)
-             : nullptr;
+  const cudaError_t result =
+      cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
+  return result == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : nullptr;
+}
+
+Status no_entry_point(const char* name) noexcept {
+  return error(
+      Code::kCuda,
+      "the CUDA driver has no %s; a driver for CUDA 13.0 or newer (580 or later) is needed", name);
 }
 
 }  // namespace
 
 Status replace_tensor_map_address(CUtensorMap* map, const void* address) noexcept {
-  static const ReplaceAddress replace = resolve_replace_address();
+  using Replace = CUresult (*)(CUtensorMap*, void*);
+  static const auto replace = reinterpret_cast<Replace>(entry_point("cuTensorMapReplaceAddress"));
   if (replace == nullptr) {
-    return error(Code::kCuda,
-                 "the CUDA driver has no cuTensorMapReplaceAddress; a driver for CUDA 13.0 or "
-                 "newer (580 or later) is needed");
+    return no_entry_point("cuTensorMapReplaceAddress");
   }
   const CUresult result = replace(map, const_cast<void*>(address));
   if (result != CUDA_SUCCESS) {
     return error(Code::kCuda, "cuTensorMapReplaceAddress refused address %p (driver error %d)",
                  address, static_cast<int>(result));
+  }
+  return {};
+}
+
+Status encode_output_map(const Matrix& out, int64_t rows, int64_t columns, int box_rows,
+                         int box_columns, CUtensorMap* map) noexcept {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const auto encode = reinterpret_cast<Encode>(entry_point("cuTensorMapEncodeTiled"));
+  if (encode == nullptr) {
+    return no_entry_point("cuTensorMapEncodeTiled");
+  }
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(out.row_stride) * sizeof(float)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
+                            static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t steps[] = {1, 1};
+  const CUresult result =
+      encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, out.data, sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_64B,
+             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    return error(Code::kCuda,
+                 "cuTensorMapEncodeTiled refused a %lld x %lld output with row stride %lld at %p "
+                 "(driver error %d)",
+                 static_cast<long long>(rows), static_cast<long long>(columns),
+                 static_cast<long long>(out.row_stride), static_cast<const void*>(out.data),
+                 static_cast<int>(result));
   }
   return {};
 }

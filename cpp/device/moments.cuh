@@ -11,8 +11,7 @@
 namespace cutfuse {
 
 /// Moments of the union of a (n_a values) and b (n_b values). Moments of no values are zeros.
-__device__ __forceinline__ Moments merge(const Moments& a, float n_a, const Moments& b,
-                                         float n_b) {
+__device__ __forceinline__ Moments merge(const Moments& a, float n_a, const Moments& b, float n_b) {
   const float n = n_a + n_b;
   const float weight = n > 0.f ? n_b / n : 0.f;
   const float delta = b.mean - a.mean;

@@ -8,10 +8,10 @@
 
 #include "batch_norm/kernels.h"
 #include "core/checked_math.h"
+#include "core/current_device.h"
 #include "core/status.h"
 #include "cutfuse/fused.h"
 #include "cutfuse/split.h"
-#include "fused/current_device.h"
 #include "gemm/launcher.h"
 
 namespace cutfuse {
@@ -56,28 +56,17 @@ class FusedPlan final : public Plan {
   DeviceProps device_;
   GemmPolicy policy_;
   Arena arena_;
-  int64_t x_planes_ = 0, x_words_ = 0, weight_planes_ = 0, weight_words_ = 0, partials_ = 0;
+  int64_t x_planes_ = 0, x_words_ = 0, weight_planes_ = 0, weight_words_ = 0, partials_ = 0,
+          scale_ = 0;
   std::unique_ptr<gemm::Launcher> gemm_;
 
   bool empty() const { return problem_.gemm.m == 0 || problem_.gemm.n == 0; }
   bool training() const { return problem_.tail == Tail::kBatchNormTrain; }
   int64_t partial_count() const { return (problem_.gemm.m + kPartialRows - 1) / kPartialRows; }
   Status check(const FusedBuffers& buffers) const noexcept;
+  Status bind(const FusedBuffers& buffers, gemm::GemmCall* call,
+              DeviceProgram* after) const noexcept;
 };
-
-Status bind_program(const Program& program, const Operand* operands, int32_t count,
-                    DeviceProgram* bound) noexcept {
-  if (Status status = validate(program, count); !status.ok()) return status;
-  bound->count = program.count;
-  for (int32_t i = 0; i < program.count; ++i) bound->steps[i] = program.steps[i];
-  for (int32_t i = 0; i < count; ++i) {
-    if (operands[i].data == nullptr) {
-      return error(Code::kInvalidValue, "operand %d of the program is null", i);
-    }
-    bound->operands[i] = operands[i];
-  }
-  return {};
-}
 
 Status FusedPlan::lay_out() {
   if (empty()) {
@@ -96,6 +85,9 @@ Status FusedPlan::lay_out() {
     int64_t bytes = 0;
     fits = fits && checked_multiply(n, partial_count() * int64_t(sizeof(Moments)), &bytes) &&
            arena_.add(bytes, &partials_);
+  }
+  if (problem_.tail == Tail::kBatchNormEval) {
+    fits = fits && arena_.add(n * int64_t(sizeof(float)), &scale_);
   }
   if (!fits) {
     return error(Code::kInvalidValue, "the workspace of %s needs more than 2^63 bytes",
@@ -117,8 +109,8 @@ std::string FusedPlan::describe() const {
   std::string text = problem_.weight_planes
                          ? "split x into two fp16 planes (the frozen weight has its planes)\n"
                          : "split x and weight into two fp16 planes\n";
-  text += "gemm " + to_string(problem_.gemm) + ", three products, promoted every 64 of K: " +
-          to_string(policy_);
+  text += "gemm " + to_string(problem_.gemm) +
+          ", three products, promoted every 64 of K: " + to_string(policy_);
   if (problem_.program.count > 0) {
     text += "\n  epilogue: " + to_string(problem_.program);
   }
@@ -130,7 +122,7 @@ std::string FusedPlan::describe() const {
     text += "merge partials, update running statistics\nnormalise in place";
   }
   if (problem_.after.count > 0) {
-    text += std::string(training() ? ", then " : "\n  epilogue: ") + to_string(problem_.after);
+    text += (training() ? ", then " : "\n  epilogue: ") + to_string(problem_.after);
   }
   return text;
 }
@@ -171,56 +163,76 @@ Status FusedPlan::check(const FusedBuffers& buffers) const noexcept {
   return {};
 }
 
+/// Fills everything of the GEMM's call but the planes, and the program that follows training.
+Status FusedPlan::bind(const FusedBuffers& buffers, gemm::GemmCall* call,
+                       DeviceProgram* after) const noexcept {
+  void* workspace = buffers.workspace;
+  const BatchNormBuffers& bn = buffers.batch_norm;
+  call->a_planes = at<void>(workspace, x_planes_);
+  call->b_planes =
+      problem_.weight_planes ? buffers.weight_planes : at<void>(workspace, weight_planes_);
+  call->promotion = buffers.promotion;
+  gemm::EpilogueArguments& epilogue = call->epilogue;
+  epilogue.a_words = at<int32_t>(workspace, x_words_);
+  epilogue.b_words =
+      problem_.weight_planes ? buffers.weight_words : at<int32_t>(workspace, weight_words_);
+  epilogue.a = buffers.x;
+  epilogue.b = buffers.weight;
+  epilogue.k = problem_.gemm.k;
+  epilogue.out = buffers.out;
+  epilogue.out_pairs =
+      buffers.out.row_stride % 2 == 0 && reinterpret_cast<uintptr_t>(buffers.out.data) % 8 == 0;
+  if (training()) {
+    epilogue.partials = at<Moments>(workspace, partials_);
+    epilogue.partial_count = partial_count();
+  }
+  if (Status status =
+          append(problem_.program, buffers.operands, buffers.operand_count, &epilogue.program);
+      !status.ok()) {
+    return status;
+  }
+  if (problem_.tail == Tail::kBatchNormEval) {
+    append(Op::kSub, bn.running_mean, &epilogue.program);
+    append(Op::kMul, at<float>(workspace, scale_), &epilogue.program);
+    if (bn.bias != nullptr) append(Op::kAdd, bn.bias, &epilogue.program);
+  }
+  return append(problem_.after, buffers.after_operands, buffers.after_operand_count,
+                training() ? after : &epilogue.program);
+}
+
 Status FusedPlan::launch(const FusedBuffers& buffers, void* stream) const noexcept {
   if (empty()) {
     return {};
   }
   if (Status status = check(buffers); !status.ok()) return status;
+  gemm::GemmCall call;
+  DeviceProgram after;
+  if (Status status = bind(buffers, &call, &after); !status.ok()) return status;
+
   const auto [m, n, k, precision] = problem_.gemm;
   void* workspace = buffers.workspace;
-
-  gemm::GemmCall call;
-  call.a_planes = at<void>(workspace, x_planes_);
-  call.b_planes = problem_.weight_planes ? buffers.weight_planes
-                                         : at<void>(workspace, weight_planes_);
-  call.promotion = buffers.promotion;
-  gemm::EpilogueArguments& epilogue = call.epilogue;
-  epilogue.a_words = at<int32_t>(workspace, x_words_);
-  epilogue.b_words = problem_.weight_planes ? buffers.weight_words
-                                            : at<int32_t>(workspace, weight_words_);
-  epilogue.a = buffers.x;
-  epilogue.b = buffers.weight;
-  epilogue.k = k;
-  epilogue.out = buffers.out;
-  epilogue.out_pairs = buffers.out.row_stride % 2 == 0 &&
-                       reinterpret_cast<uintptr_t>(buffers.out.data) % 8 == 0;
-  if (Status status = bind_program(problem_.program, buffers.operands, buffers.operand_count, &epilogue.program); !status.ok()) return status;
-  DeviceProgram after;
-  if (Status status = bind_program(problem_.after, buffers.after_operands, buffers.after_operand_count, &after); !status.ok()) return status;
   const BatchNormBuffers& bn = buffers.batch_norm;
-  Normalise normalise{nullptr, nullptr, nullptr, bn.weight, bn.bias, static_cast<float>(bn.eps)};
-  if (problem_.tail == Tail::kBatchNormEval) {
-    normalise.mean = bn.running_mean;
-    normalise.var = bn.running_var;
-    epilogue.normalise = normalise;
-    epilogue.after = after;
-  } else if (training()) {
-    epilogue.partials = at<Moments>(workspace, partials_);
-    epilogue.partial_count = partial_count();
+  Status status = split(buffers.x, m, k, at<void>(workspace, x_planes_),
+                        at<int32_t>(workspace, x_words_), device_, stream);
+  if (status.ok() && !problem_.weight_planes) {
+    status = split(buffers.weight, n, k, at<void>(workspace, weight_planes_),
+                   at<int32_t>(workspace, weight_words_), device_, stream);
   }
-
-  if (Status status = split(buffers.x, m, k, at<void>(workspace, x_planes_), at<int32_t>(workspace, x_words_), device_, stream); !status.ok()) return status;
-  if (!problem_.weight_planes) {
-    if (Status status = split(buffers.weight, n, k, at<void>(workspace, weight_planes_), at<int32_t>(workspace, weight_words_), device_, stream); !status.ok()) return status;
+  if (status.ok() && problem_.tail == Tail::kBatchNormEval) {
+    status = batch_norm::fold(bn, n, at<float>(workspace, scale_), stream);
   }
-  if (Status status = gemm_->launch(call, stream); !status.ok()) return status;
-  if (training()) {
-    if (Status status = batch_norm::finalise(epilogue.partials, epilogue.partial_count, m, n, bn, stream); !status.ok()) return status;
-    normalise.mean = bn.save_mean;
-    normalise.invstd = bn.save_invstd;
-    if (Status status = batch_norm::normalise(buffers.out, m, n, normalise, after, bn.num_batches_tracked, device_.sm_count, stream); !status.ok()) return status;
+  if (status.ok()) {
+    status = gemm_->launch(call, stream);
   }
-  return {};
+  if (status.ok() && training()) {
+    status = batch_norm::finalise(call.epilogue.partials, partial_count(), m, n, bn, stream);
+  }
+  if (status.ok() && training()) {
+    const Normalise step{bn.save_mean, bn.save_invstd, bn.weight, bn.bias};
+    status = batch_norm::normalise(buffers.out, m, n, step, after, bn.num_batches_tracked,
+                                   device_.sm_count, stream);
+  }
+  return status;
 }
 
 }  // namespace
@@ -229,6 +241,12 @@ Status why_not(const FusedProblem& problem, const DeviceProps& device) noexcept 
   if (Status status = validate(problem.gemm); !status.ok()) return status;
   if (Status status = validate(problem.program, kMaxSteps); !status.ok()) return status;
   if (Status status = validate(problem.after, kMaxSteps); !status.ok()) return status;
+  CUTFUSE_CHECK(problem.tail == Tail::kNone || problem.tail == Tail::kBatchNormTrain ||
+                    problem.tail == Tail::kBatchNormEval,
+                Code::kInvalidValue,
+                "unknown tail %d; this build has 0 (none), 1 and 2 "
+                "(batch_norm in training and in eval)",
+                static_cast<int>(problem.tail));
   if (problem.tail == Tail::kNone && problem.after.count > 0) {
     return error(Code::kInvalidValue,
                  "%d steps after a tail that is none; append them to the first program",

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "batch_norm/normalise.h"
 #include "cutfuse/device.h"
 #include "cutfuse/gemm.h"
 #include "cutfuse/status.h"
@@ -19,16 +18,14 @@ namespace cutfuse::gemm {
 struct EpilogueArguments {
   const int32_t* a_words = nullptr;  ///< split's row words of A [M] and B [N], padded to even
   const int32_t* b_words = nullptr;
-  ConstMatrix a;                     ///< the unsplit operands, read only to repair
+  ConstMatrix a;  ///< the unsplit operands, read only to repair
   ConstMatrix b;
   int64_t k = 0;
   DeviceProgram program;
-  Normalise normalise;
-  DeviceProgram after;
-  Moments* partials = nullptr;       ///< [N][partial_count] or null: no statistics
-  int64_t partial_count = 0;         ///< ceil(M / kPartialRows)
+  Moments* partials = nullptr;  ///< [N][partial_count] or null: no statistics
+  int64_t partial_count = 0;    ///< ceil(M / kPartialRows)
   Matrix out;
-  bool out_pairs = false;            ///< out allows 8-byte stores at even columns
+  bool out_pairs = false;  ///< out allows 8-byte stores at even columns
 };
 
 /// One launch: planes as split() writes them.
@@ -48,7 +45,7 @@ class Launcher {
 
 /// One row of instances.cmake.
 struct Instance {
-  int32_t tile_m, tile_n, cluster_m;
+  int32_t tile_m, tile_n, cluster_m, promote_k;
   int64_t shared_bytes;
   std::unique_ptr<Launcher> (*bind)(const GemmProblem&, const GemmPolicy&, const DeviceProps&);
 };

@@ -1,14 +1,14 @@
 /// \file
-/// fp32 -> two scaled fp16 planes. One pass along contiguous rows of up to 8192 elements, which stay
-/// in registers between the maximum and the conversion; two reads otherwise.
+/// fp32 -> two scaled fp16 planes. One pass along contiguous rows of up to 8192 elements, which
+/// stay in registers between the maximum and the conversion; two reads otherwise.
 #include "cutfuse/split.h"
 
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "core/checked_math.h"
+#include "core/current_device.h"
+#include "core/launch.h"
 #include "core/status.h"
 
 namespace cutfuse {
@@ -129,6 +129,7 @@ constexpr int kBlock = 256;
 /// kGroups == 0: the row is read twice.
 template <int kThreads, int kGroups, bool kVector>
 __global__ void __launch_bounds__(kBlock) split_rows(const Source source, const Planes planes) {
+  wait_for_previous_kernels();
   const int64_t row = int64_t(blockIdx.x) * (kBlock / kThreads) + threadIdx.x / kThreads;
   if (row >= source.rows) {
     return;  // whole warps when kThreads is 32; never when the block has one row
@@ -198,6 +199,7 @@ __global__ void __launch_bounds__(kStrip* kStrip)
   const float* x = source.x.data + (inside ? row : first_row) * source.x.row_stride;
   const int64_t stride = source.x.col_stride;
 
+  wait_for_previous_kernels();
   if (threadIdx.x < kStrip) bits[threadIdx.x] = 0;
   if (threadIdx.x == 0) nonfinite = 0;
   __syncthreads();
@@ -233,17 +235,11 @@ __global__ void __launch_bounds__(kStrip* kStrip)
 }
 
 template <int kThreads, int kGroups>
-cudaError_t launch_rows(const Source& source, const Planes& planes, bool vector,
-                        cudaStream_t stream) {
+Status launch_rows(const Source& source, const Planes& planes, bool vector, void* stream) {
   const int64_t rows_per_block = kBlock / kThreads;
-  const auto blocks =
-      static_cast<unsigned>((source.rows + rows_per_block - 1) / rows_per_block);
-  if (vector) {
-    split_rows<kThreads, kGroups, true><<<blocks, kBlock, 0, stream>>>(source, planes);
-  } else {
-    split_rows<kThreads, kGroups, false><<<blocks, kBlock, 0, stream>>>(source, planes);
-  }
-  return cudaGetLastError();
+  const dim3 grid(static_cast<unsigned>((source.rows + rows_per_block - 1) / rows_per_block));
+  return launch(vector ? split_rows<kThreads, kGroups, true> : split_rows<kThreads, kGroups, false>,
+                grid, kBlock, 0, stream, source, planes);
 }
 
 }  // namespace
@@ -268,7 +264,7 @@ Status planes_layout(int64_t rows, int64_t k, PlanesLayout* layout) noexcept {
 }
 
 Status split(const ConstMatrix& x, int64_t rows, int64_t k, void* planes, int32_t* words,
-             const DeviceProps&, void* stream) noexcept {
+             const DeviceProps& device, void* stream) noexcept {
   PlanesLayout layout;
   if (Status status = planes_layout(rows, k, &layout); !status.ok()) return status;
   if (rows == 0) {
@@ -278,35 +274,34 @@ Status split(const ConstMatrix& x, int64_t rows, int64_t k, void* planes, int32_
     return error(Code::kNotSupported, "split of %lld rows: at most 2^31 are supported",
                  static_cast<long long>(rows));
   }
+  CurrentDevice current;
+  if (Status status = current.enter(device.index); !status.ok()) return status;
   const Source source{x, rows, k};
   auto* hi = static_cast<__half*>(planes);
   const Planes target{hi, hi + rows * layout.leading, layout.leading, words};
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
 
   if (x.row_stride == 1 && x.col_stride != 1 && rows > 1) {
-    const auto blocks = static_cast<unsigned>((rows + kStrip - 1) / kStrip);
-    split_columns<<<blocks, kStrip * kStrip, 0, cuda_stream>>>(source, target);
-    CUTFUSE_CUDA(cudaGetLastError());
-    return {};
+    const dim3 grid(static_cast<unsigned>((rows + kStrip - 1) / kStrip));
+    return launch(split_columns, grid, kStrip * kStrip, 0, stream, source, target);
   }
-  const bool vector = x.col_stride == 1 && x.row_stride % 4 == 0 &&
-                      reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-  cudaError_t result;
+  const bool vector =
+      x.col_stride == 1 && x.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
   if (k <= 32 * kGroup) {
-    result = launch_rows<32, 1>(source, target, vector, cuda_stream);
-  } else if (k <= 32 * kGroup * 4) {
-    result = launch_rows<32, 4>(source, target, vector, cuda_stream);
-  } else if (k <= kBlock * kGroup) {
-    result = launch_rows<kBlock, 1>(source, target, vector, cuda_stream);
-  } else if (k <= kBlock * kGroup * 2) {
-    result = launch_rows<kBlock, 2>(source, target, vector, cuda_stream);
-  } else if (k <= kBlock * kGroup * 4) {
-    result = launch_rows<kBlock, 4>(source, target, vector, cuda_stream);
-  } else {
-    result = launch_rows<kBlock, 0>(source, target, vector, cuda_stream);
+    return launch_rows<32, 1>(source, target, vector, stream);
   }
-  CUTFUSE_CUDA(result);
-  return {};
+  if (k <= 32 * kGroup * 4) {
+    return launch_rows<32, 4>(source, target, vector, stream);
+  }
+  if (k <= kBlock * kGroup) {
+    return launch_rows<kBlock, 1>(source, target, vector, stream);
+  }
+  if (k <= kBlock * kGroup * 2) {
+    return launch_rows<kBlock, 2>(source, target, vector, stream);
+  }
+  if (k <= kBlock * kGroup * 4) {
+    return launch_rows<kBlock, 4>(source, target, vector, stream);
+  }
+  return launch_rows<kBlock, 0>(source, target, vector, stream);
 }
 
 }  // namespace cutfuse

@@ -28,6 +28,7 @@ struct GemmPolicy {
   int32_t tile_m = 0;
   int32_t tile_n = 0;
   int32_t cluster_m = 1;
+  int32_t promote_k = 64;  ///< K between promotions to the fp32 sum; 16 for small K
   Raster raster = Raster::kAlongM;
   int32_t swizzle = 1;   ///< tiles grouped along the minor side before the raster moves on
 };
@@ -35,14 +36,14 @@ struct GemmPolicy {
 CUTFUSE_API bool operator==(const GemmProblem& a, const GemmProblem& b) noexcept;
 CUTFUSE_API bool operator==(const GemmPolicy& a, const GemmPolicy& b) noexcept;
 CUTFUSE_API std::string to_string(const GemmProblem& problem);
-/// Can be pasted back as code: GemmPolicy{128, 192, 2, Raster::kAlongN, 1}.
+/// Can be pasted back as code: GemmPolicy{128, 192, 2, 64, Raster::kAlongN, 1}.
 CUTFUSE_API std::string to_string(const GemmPolicy& policy);
 
 /// kInvalidValue for a negative size or one whose products overflow 63 bits.
 CUTFUSE_API Status validate(const GemmProblem& problem) noexcept;
 
 /// kNotSupported, in words for `explain`, if no kernel of this build takes the problem on the
-/// device (M, N or K of 2^31 and more, an architecture without kernels).
+/// device (K below 64 or a size of 2^30 and more, an architecture without kernels).
 CUTFUSE_API Status why_not(const GemmProblem& problem, const DeviceProps& device) noexcept;
 
 /// The kernel for a problem that why_not accepts: a pure function, no GPU needed.

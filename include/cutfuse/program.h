@@ -18,8 +18,8 @@ enum class Op : int32_t {
   kSub = 1,        ///< v - o
   kMul = 2,        ///< v * o
   kDiv = 3,        ///< v / o, IEEE rounding
-  kMinimum = 4,    ///< min(v, constants[0]), NaN propagates; constant only
-  kMaximum = 5,    ///< max(v, constants[0]), NaN propagates; constant only
+  kMinimum = 4,    ///< torch.clamp(v, max=constants[0]); NaN propagates; constant only
+  kMaximum = 5,    ///< torch.clamp(v, min=constants[0]); NaN propagates; constant only
   // Unary.
   kRelu = 6,       ///< max(v, 0), NaN propagates
   kLeakyRelu = 7,  ///< v > 0 ? v : constants[0] * v
@@ -30,7 +30,8 @@ enum class Op : int32_t {
   kSilu = 12,      ///< v / (1 + exp(-v))
   kMish = 13,      ///< v * tanh(log(1 + exp(v)))
   kHardswish = 14, ///< v * min(max(v + 3, 0), 6) / 6
-  kClamp = 15,     ///< min(max(v, constants[0]), constants[1]), NaN propagates; hardtanh too
+  kClamp = 15,     ///< min(max(v, constants[0]), constants[1]), NaN propagates; hardtanh has
+                   ///< the same values, but gradient 0 at the bounds, where clamp's is 1
   kSoftplus = 16,  ///< c0 * v > c1 ? v : log(1 + exp(c0 * v)) / c0, with c0 = beta, c1 = threshold
 };
 inline constexpr int32_t kOpCount = 17;

@@ -19,7 +19,7 @@ namespace cutfuse {
 struct PlanesLayout {
   int64_t leading = 0;      ///< elements between rows: k rounded up to a multiple of 8 (16 bytes)
   int64_t plane_bytes = 0;  ///< bytes of both planes
-  int64_t word_bytes = 0;   ///< bytes of the row words, int32 [rows]
+  int64_t word_bytes = 0;   ///< bytes of the row words, int32 [rows] padded to 4
 };
 
 /// One int32 per row: 2 * exponent + (1 if the row has an element that is not finite).

@@ -8,21 +8,20 @@
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <mutex>
 
-#include "core/status.h"
 #include "core/driver.h"
+#include "core/status.h"
 #include "gemm/launcher.h"
 #include "gemm/sm90/epilogue.cuh"
 #include "gemm/sm90/mainloop.cuh"
 
 namespace cutfuse::gemm::sm90 {
 
-template <int kTileM, int kTileN, int kClusterM, int kStages>
+template <int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK>
 class SplitGemm final : public Launcher {
   using TileShape = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
   using ClusterShape = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
-  using Mainloop = SplitMainloop<TileShape, ClusterShape, kStages>;
-  using Epilogue =
-      cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<ProgramEpilogue<TileShape>>;
+  using Mainloop = SplitMainloop<TileShape, ClusterShape, kStages, kPromoteK>;
+  using Epilogue = EpilogueCollective<TileShape>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
   using Params = typename Kernel::Params;
@@ -42,23 +41,40 @@ class SplitGemm final : public Launcher {
       return prepared_;
     }
     Params params = params_;
-    params.epilogue = call.epilogue;
+    static_cast<EpilogueArguments&>(params.epilogue) = call.epilogue;
     params.mainloop.promotion = call.promotion;
-    if (Status status = replace_address(params.mainloop.tma_load_a.get_tma_descriptor(), call.a_planes); !status.ok()) return status;
-    if (Status status = replace_address(params.mainloop.tma_load_b.get_tma_descriptor(), call.b_planes); !status.ok()) return status;
+    if (Status status =
+            replace_address(params.mainloop.tma_load_a.get_tma_descriptor(), call.a_planes);
+        !status.ok())
+      return status;
+    if (Status status =
+            replace_address(params.mainloop.tma_load_b.get_tma_descriptor(), call.b_planes);
+        !status.ok())
+      return status;
+    const Matrix& out = call.epilogue.out;
+    params.epilogue.out_mapped &=
+        out.row_stride == out_row_stride_ && reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
+    if (params.epilogue.out_mapped) {
+      if (Status status = replace_tensor_map_address(&params.epilogue.out_map, out.data);
+          !status.ok()) {
+        return status;
+      }
+    }
 
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = kClusterM;
-    cluster.val.clusterDim.y = 1;
-    cluster.val.clusterDim.z = 1;
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = kClusterM;
+    attributes[0].val.clusterDim.y = 1;
+    attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = Kernel::get_grid_shape(params);
     config.blockDim = Kernel::get_block_shape();
     config.dynamicSmemBytes = kSharedBytes;
     config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     CUTFUSE_CUDA(cudaLaunchKernelEx(&config, cutlass::device_kernel<Kernel>, params));
     return {};
   }
@@ -70,6 +86,7 @@ class SplitGemm final : public Launcher {
   std::once_flag once_;
   Status prepared_;
   Params params_;
+  int64_t out_row_stride_ = 0;
 
   Status prepare(const GemmCall& call) noexcept {
     CUTFUSE_CUDA(cudaFuncSetAttribute(cutlass::device_kernel<Kernel>,
@@ -96,6 +113,14 @@ class SplitGemm final : public Launcher {
     using Order = decltype(args.scheduler.raster_order);
     args.scheduler.raster_order = policy_.raster == Raster::kAlongN ? Order::AlongN : Order::AlongM;
     params_ = Kernel::to_underlying_arguments(args, nullptr);
+    const Matrix& out = call.epilogue.out;
+    out_row_stride_ = out.row_stride;
+    params_.epilogue.out_mapped =
+        out.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
+    if (params_.epilogue.out_mapped) {
+      return encode_output_map(out, problem_.m, problem_.n, 16, Epilogue::kBoxColumns,
+                               &params_.epilogue.out_map);
+    }
     return {};
   }
 
@@ -105,10 +130,14 @@ class SplitGemm final : public Launcher {
   }
 };
 
-template <int kTileM, int kTileN, int kClusterM, int kStages>
+template <int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK>
 Instance make_instance() {
-  using Gemm = SplitGemm<kTileM, kTileN, kClusterM, kStages>;
-  return {kTileM, kTileN, kClusterM, Gemm::kSharedBytes,
+  using Gemm = SplitGemm<kTileM, kTileN, kClusterM, kStages, kPromoteK>;
+  return {kTileM,
+          kTileN,
+          kClusterM,
+          kPromoteK,
+          Gemm::kSharedBytes,
           [](const GemmProblem& problem, const GemmPolicy& policy, const DeviceProps& device) {
             return std::unique_ptr<Launcher>(new Gemm(problem, policy, device));
           }};

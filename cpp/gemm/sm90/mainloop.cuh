@@ -1,6 +1,6 @@
 /// \file
-/// Mainloop of the fp32-accurate GEMM: three fp16 products of two-plane operands per k-tile,
-/// promoted to a second fp32 accumulator after every k-tile.
+/// Mainloop of the fp32-accurate GEMM: fp16 products of two-plane operands, promoted from the
+/// tensor core's accumulator to a second fp32 register set as they come.
 ///
 /// Composes CUTLASS's sm_90 TMA + wgmma collective: tensor maps, shared layouts and the producer
 /// are inherited; the planes of an operand are the batch mode of its tensor map, and the k mode
@@ -9,27 +9,33 @@
 /// K' = 2 * ceil(K / 64) * 64.
 ///
 /// Why promotion: the tensor core's accumulator truncates; over a long K the error grows to 1e-5.
+/// Promotion's own fp32 roundings grow with sqrt(K): where registers allow a third set (tiles of
+/// 128 columns), sums of 16 k-tiles are added to it, which divides that error by 3 at K = 8192.
+/// Below K = 512 PyTorch's own error is so small that single truncations show: promote_k = 16 adds
+/// the fourth product and promotes after every instruction of the large one.
 /// Source of the split: Ootomo and Yokota, "Recovering single precision accuracy from Tensor
 /// Cores", IJHPCA 2022. Source of the promotion: DeepSeek-V3 technical report, section 3.3.2.
 #pragma once
 
-#include <cute/tensor.hpp>
 #include <cutlass/arch/barrier.h>
 #include <cutlass/cutlass.h>
+#include <cute/tensor.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
 
 namespace cutfuse::gemm::sm90 {
 
 inline constexpr int kTileK = 64;
+inline constexpr int kFlushTiles =
+    16;  // the k-tiles of one block of the sum; best for K = 1024 ... 8192
 
 template <class TileShape, class ClusterShape, int kStages>
 using BaseMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, cutlass::half_t,
-    cutlass::layout::RowMajor, 8, cutlass::half_t, cutlass::layout::ColumnMajor, 8, float,
-    TileShape, ClusterShape, cutlass::gemm::collective::StageCount<kStages>,
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, cutlass::half_t, cutlass::layout::RowMajor,
+    8, cutlass::half_t, cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
+    cutlass::gemm::collective::StageCount<kStages>,
     cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp;
 
-template <class TileShape, class ClusterShape, int kStages>
+template <class TileShape, class ClusterShape, int kStages, int kPromoteK>
 struct SplitMainloop : BaseMainloop<TileShape, ClusterShape, kStages> {
   using Base = BaseMainloop<TileShape, ClusterShape, kStages>;
   using typename Base::MainloopPipeline;
@@ -69,10 +75,9 @@ struct SplitMainloop : BaseMainloop<TileShape, ClusterShape, kStages> {
     auto [gA, gB] = Base::load_init(shape, params);
     const auto planes_in_k = [](const auto& tiles) {
       const auto layout = tiles.layout();
-      return make_tensor(tiles.data(),
-                         make_layout(get<0>(layout), get<1>(layout), get<2>(layout),
-                                     make_layout(get<4>(layout), get<3>(layout)),
-                                     make_layout(Int<1>{}, Int<0>{})));
+      return make_tensor(tiles.data(), make_layout(get<0>(layout), get<1>(layout), get<2>(layout),
+                                                   make_layout(get<4>(layout), get<3>(layout)),
+                                                   make_layout(Int<1>{}, Int<0>{})));
     };
     return make_tuple(planes_in_k(gA), planes_in_k(gB));
   }
@@ -95,16 +100,37 @@ struct SplitMainloop : BaseMainloop<TileShape, ClusterShape, kStages> {
     Tensor partial = make_fragment_like(accum);
     clear(accum);
 
-    const auto multiply = [&](int slot_a, int slot_b) {
+    const auto multiply = [&](int k, int slot_a, int slot_b) {
+      cute::gemm(tiled_mma, rA(_, _, k, slot_a), rB(_, _, k, slot_b), partial);
+      tiled_mma.accumulate_ = GMMA::ScaleOut::One;
+    };
+    const auto multiply_tile = [&](int slot_a, int slot_b) {
       CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < size<2>(rA); ++k) {
-        cute::gemm(tiled_mma, rA(_, _, k, slot_a), rB(_, _, k, slot_b), partial);
-        tiled_mma.accumulate_ = GMMA::ScaleOut::One;
-      }
-      warpgroup_commit_batch();
+      for (int k = 0; k < size<2>(rA); ++k) multiply(k, slot_a, slot_b);
+    };
+    const auto begin = [&] {
+      warpgroup_fence_operand(partial);
+      warpgroup_arrive();
+      tiled_mma.accumulate_ = GMMA::ScaleOut::Zero;
     };
 
     Turns turns(group);
+    constexpr bool kBlocked = size<1>(TileShape{}) <= 128;
+    constexpr int kFlushTiles = kPromoteK == kTileK ? 16 : 2;
+    auto sum = [&] {  // of the k-tiles since the last flush, or of all
+      if constexpr (kBlocked) {
+        return make_fragment_like(accum);
+      } else {
+        return make_tensor(accum.data(), accum.layout());
+      }
+    }();
+    clear(sum);
+    const auto promote = [&](float factor) {
+      warpgroup_fence_operand(partial);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < size(sum); ++i) sum(i) = __fmaf_rn(partial(i), factor, sum(i));
+    };
+
     for (int tiles = k_tile_count / 2; tiles > 0; --tiles) {
       PipelineState low = read;
       ++low;
@@ -114,23 +140,45 @@ struct SplitMainloop : BaseMainloop<TileShape, ClusterShape, kStages> {
       const int lo = low.index();
 
       turns.wait();
-      warpgroup_fence_operand(partial);
-      warpgroup_arrive();
+      begin();
       // Small products first: the accumulator truncates at the size of what it already holds.
-      tiled_mma.accumulate_ = GMMA::ScaleOut::Zero;
-      multiply(lo, hi);
-      multiply(hi, lo);
-      multiply(hi, hi);
-      turns.pass(tiles == 1);
-
-      warpgroup_wait<1>();
-      pipeline.consumer_release(low);
-      warpgroup_wait<0>();
-      pipeline.consumer_release(read);
-      warpgroup_fence_operand(partial);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < size(accum); ++i) {
-        accum(i) = __fmaf_rn(partial(i), params.promotion, accum(i));
+      if constexpr (kPromoteK == kTileK) {
+        multiply_tile(lo, hi);
+        multiply_tile(hi, lo);
+        warpgroup_commit_batch();
+        multiply_tile(hi, hi);
+        warpgroup_commit_batch();
+        turns.pass(tiles == 1);
+        warpgroup_wait<1>();
+        pipeline.consumer_release(low);
+        warpgroup_wait<0>();
+        pipeline.consumer_release(read);
+        promote(params.promotion);
+      } else {
+        multiply_tile(lo, lo);
+        multiply_tile(lo, hi);
+        multiply_tile(hi, lo);
+        warpgroup_commit_batch();
+        warpgroup_wait<0>();
+        pipeline.consumer_release(low);
+        promote(1.f);
+        CUTLASS_PRAGMA_UNROLL
+        for (int k = 0; k < size<2>(rA); ++k) {
+          begin();
+          multiply(k, hi, hi);
+          warpgroup_commit_batch();
+          warpgroup_wait<0>();
+          promote(1.f);
+        }
+        turns.pass(tiles == 1);
+        pipeline.consumer_release(read);
+      }
+      if constexpr (kBlocked) {
+        if (tiles % kFlushTiles == 1) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < size(sum); ++i) accum(i) += sum(i);
+          clear(sum);
+        }
       }
       read = low;
       ++read;

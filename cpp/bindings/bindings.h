@@ -1,0 +1,53 @@
+/// \file
+/// What the files of the binding share: Status to exception, Python sequences to arrays.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "cutfuse/status.h"
+
+namespace cutfuse::bindings {
+
+/// Raises the Python exception that a code stands for, unless `status` is ok. Needs the GIL.
+void check(const Status& status);
+
+/// None if ok, the text if no kernel of this build takes the problem; raises for any other code.
+pybind11::object reason(const Status& status);
+
+/// A Python sequence of numbers called `name`: read in place if it is a list or a tuple, else
+/// copied once. TypeError names what is not a number.
+class Numbers {
+ public:
+  Numbers(const pybind11::handle& sequence, const char* name);
+
+  Py_ssize_t size() const { return PySequence_Fast_GET_SIZE(fast_.ptr()); }
+  int64_t integer(Py_ssize_t i) const;
+  double real(Py_ssize_t i) const;
+  std::vector<int64_t> integers() const;
+  std::vector<double> reals() const;
+
+ private:
+  PyObject* item(Py_ssize_t i) const { return PySequence_Fast_GET_ITEM(fast_.ptr(), i); }
+  [[noreturn]] void fail(Py_ssize_t i, const char* wanted) const;
+
+  const char* name_;
+  pybind11::object fast_;
+};
+
+/// The pointer that tensor.data_ptr() gave.
+template <class T>
+T* pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+void add_version(pybind11::module_& module);
+void add_device(pybind11::module_& module);
+void add_program(pybind11::module_& module);
+void add_gemm(pybind11::module_& module);
+void add_fused(pybind11::module_& module);
+void add_split(pybind11::module_& module);
+
+}  // namespace cutfuse::bindings

@@ -1,0 +1,62 @@
+#include "cutfuse/gemm.h"
+
+#include "bindings/bindings.h"
+
+namespace py = pybind11;
+
+namespace cutfuse::bindings {
+namespace {
+
+GemmPolicy make_policy(int32_t tile_m, int32_t tile_n, int32_t cluster_m, int32_t promote_k,
+                       int32_t raster, int32_t swizzle) {
+  GemmPolicy policy;
+  policy.tile_m = tile_m;
+  policy.tile_n = tile_n;
+  policy.cluster_m = cluster_m;
+  policy.promote_k = promote_k;
+  policy.raster = static_cast<Raster>(raster);
+  policy.swizzle = swizzle;
+  return policy;
+}
+
+py::list policy_list() {
+  std::vector<GemmPolicy> policies(static_cast<size_t>(compiled_policies(nullptr, 0)));
+  compiled_policies(policies.data(), static_cast<int32_t>(policies.size()));
+  py::list list;
+  for (const GemmPolicy& policy : policies) list.append(policy);
+  return list;
+}
+
+GemmPolicy select(int64_t m, int64_t n, int64_t k, const DeviceProps& device) {
+  GemmProblem problem;
+  problem.m = m;
+  problem.n = n;
+  problem.k = k;
+  check(why_not(problem, device));
+  return select_policy(problem, device);
+}
+
+}  // namespace
+
+void add_gemm(py::module_& module) {
+  using namespace py::literals;
+  py::class_<GemmPolicy>(module, "GemmPolicy")
+      .def(py::init(&make_policy), "tile_m"_a, "tile_n"_a, "cluster_m"_a = 1, "promote_k"_a = 64,
+           "raster"_a = 0, "swizzle"_a = 1)
+      .def_readwrite("tile_m", &GemmPolicy::tile_m)
+      .def_readwrite("tile_n", &GemmPolicy::tile_n)
+      .def_readwrite("cluster_m", &GemmPolicy::cluster_m)
+      .def_readwrite("promote_k", &GemmPolicy::promote_k)
+      .def_property(
+          "raster", [](const GemmPolicy& policy) { return static_cast<int32_t>(policy.raster); },
+          [](GemmPolicy& policy, int32_t raster) { policy.raster = static_cast<Raster>(raster); })
+      .def_readwrite("swizzle", &GemmPolicy::swizzle)
+      .def(
+          "__eq__", [](const GemmPolicy& a, const GemmPolicy& b) { return a == b; },
+          py::is_operator())
+      .def("__repr__", [](const GemmPolicy& policy) { return to_string(policy); });
+  module.def("compiled_policies", &policy_list);
+  module.def("select_policy", &select, "m"_a, "n"_a, "k"_a, "device"_a);
+}
+
+}  // namespace cutfuse::bindings

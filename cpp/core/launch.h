@@ -1,0 +1,42 @@
+/// \file
+/// Launches that overlap their start with the end of the kernel before them in the stream.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "core/status.h"
+
+namespace cutfuse {
+
+#ifdef __CUDACC__
+/// First in every kernel launched by launch(): waits until the kernels before it in the stream have
+/// ended and their writes are visible, then lets the next one start its own wait early.
+__device__ __forceinline__ void wait_for_previous_kernels() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+#endif
+
+/// Launches `kernel` as a programmatic dependent of the stream's last kernel: its blocks may be
+/// resident before that one ends, so the kernel begins with wait_for_previous_kernels().
+template <class... Parameters, class... Arguments>
+Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+              void* stream, Arguments&&... arguments) noexcept {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  CUTFUSE_CUDA(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+  return {};
+}
+
+}  // namespace cutfuse

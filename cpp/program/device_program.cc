@@ -1,0 +1,34 @@
+#include "program/device_program.h"
+
+#include "core/status.h"
+
+namespace cutfuse {
+
+Status append(const Program& program, const Operand* operands, int32_t operand_count,
+              DeviceProgram* bound) noexcept {
+  CUTFUSE_CHECK(operand_count >= 0 && operand_count <= kMaxSteps, Code::kInvalidValue,
+                "%d operands for one program; it has at most %d steps with one each",
+                operand_count, kMaxSteps);
+  if (Status status = validate(program, operand_count); !status.ok()) return status;
+  for (int32_t i = 0; i < program.count; ++i) {
+    Step step = program.steps[i];
+    if (step.operand >= 0) step.operand += bound->operand_count;
+    bound->steps[bound->count++] = step;
+  }
+  for (int32_t i = 0; i < operand_count; ++i) {
+    CUTFUSE_CHECK(operands[i].data != nullptr, Code::kInvalidValue,
+                  "operand %d of the program is null; give it a device pointer", i);
+    bound->operands[bound->operand_count++] = operands[i];
+  }
+  return {};
+}
+
+void append(Op op, const float* vector, DeviceProgram* bound) noexcept {
+  Step step;
+  step.op = op;
+  step.operand = bound->operand_count;
+  bound->operands[bound->operand_count++] = {vector, 0, 1};
+  bound->steps[bound->count++] = step;
+}
+
+}  // namespace cutfuse

@@ -1,0 +1,27 @@
+/// \file
+/// A program bound to its operands, as kernels see it: part of their parameters.
+#pragma once
+
+#include "cutfuse/program.h"
+
+namespace cutfuse {
+
+/// Room for a program, batch norm's affine step and the program after it: one run in an epilogue.
+inline constexpr int32_t kMaxDeviceSteps = 2 * kMaxSteps + 3;
+
+struct DeviceProgram {
+  int32_t count = 0;
+  int32_t operand_count = 0;
+  Step steps[kMaxDeviceSteps];
+  Operand operands[kMaxDeviceSteps];
+};
+
+/// Appends `program`, whose operands are `operands`. kInvalidValue for an operand index beyond
+/// `operand_count` or a null operand.
+Status append(const Program& program, const Operand* operands, int32_t operand_count,
+              DeviceProgram* bound) noexcept;
+
+/// Appends one binary step with the per-channel vector `vector`.
+void append(Op op, const float* vector, DeviceProgram* bound) noexcept;
+
+}  // namespace cutfuse

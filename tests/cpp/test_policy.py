@@ -1,0 +1,70 @@
+"""The policy is a pure function of problem and device, and names a compiled kernel."""
+
+import re
+
+import pytest
+
+from .native import binding
+
+_C = binding()
+
+SHAPES = (
+    *((1, 1, 64), (128, 128, 64), (1000, 777, 333), (1024, 8192, 8192), (16384, 4096, 4096)),
+    *((16384, 1024, 4096), (16896, 3072, 4096), (2**20, 64, 64), (64, 2**20, 64)),
+)
+DEVICES = (_C.DeviceProps(), _C.DeviceProps(sm_count=114), _C.DeviceProps(sm_count=1))
+
+
+def kernel(policy: object) -> tuple[int, ...]:
+    """What names the compiled kernel; raster and swizzle are run-time arguments."""
+    return tuple(getattr(policy, name) for name in ("tile_m", "tile_n", "cluster_m", "promote_k"))
+
+
+def test_compiled_kernels_are_distinct() -> None:
+    kernels = [kernel(policy) for policy in _C.compiled_policies()]
+    assert kernels
+    assert len(set(kernels)) == len(kernels)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: f"{device.sm_count}sm")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_selected_policy_is_compiled(shape: tuple[int, int, int], device: object) -> None:
+    policy = _C.select_policy(*shape, device)
+    assert kernel(policy) in [kernel(compiled) for compiled in _C.compiled_policies()]
+    assert policy.raster in (0, 1)
+    assert policy.swizzle >= 1
+    assert _C.select_policy(*shape, device) == policy
+
+
+def test_printed_policy_can_be_pasted_back_as_code() -> None:
+    for raster, name in ((0, "kAlongM"), (1, "kAlongN")):
+        policy = _C.GemmPolicy(128, 192, 2, 16, raster, 4)
+        assert repr(policy) == f"GemmPolicy{{128, 192, 2, 16, Raster::{name}, 4}}"
+        assert re.fullmatch(r"GemmPolicy\{[^{}\n]*\}", repr(policy))
+
+
+def test_policies_compare_by_every_field() -> None:
+    policy = _C.GemmPolicy(128, 128, 2, 64, 1, 4)
+    assert policy == _C.GemmPolicy(128, 128, 2, 64, 1, 4)
+    for name in ("tile_m", "tile_n", "cluster_m", "promote_k", "raster", "swizzle"):
+        other = _C.GemmPolicy(128, 128, 2, 64, 1, 4)
+        setattr(other, name, 0)
+        assert other != policy, name
+    assert policy != "policy"
+
+
+@pytest.mark.parametrize("shape", [(-1, 8, 8), (8, -1, 8), (8, 8, -1), (2**40, 2**40, 8)])
+def test_invalid_problem_raises(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match=str(shape[0])):
+        _C.select_policy(*shape, _C.DeviceProps())
+
+
+def test_problem_without_a_kernel_says_why() -> None:
+    empty = _C.Program([], [])
+    assert _C.why_not(1024, 1024, 1024, empty, 0, empty, _C.DeviceProps()) is None
+    ampere = _C.DeviceProps(major=8, minor=0)
+    assert "8.0" in _C.why_not(1024, 1024, 1024, empty, 0, empty, ampere)
+    with pytest.raises(NotImplementedError, match=r"8\.0"):
+        _C.select_policy(1024, 1024, 1024, ampere)
+    with pytest.raises(NotImplementedError, match=str(2**31)):
+        _C.select_policy(2**31, 64, 64, _C.DeviceProps())
