@@ -39,7 +39,7 @@ Status validate(const GemmProblem& problem) noexcept {
   if (!checked_multiply(m, n, &product) || !checked_multiply(product, kBytes, &product) ||
       !checked_multiply(m, k, &product) || !checked_multiply(product, kBytes, &product) ||
       !checked_multiply(n, k, &product) || !checked_multiply(product, kBytes, &product)) {
-    return error(Code::kInvalidValue,
+    return error(Code::kInvalidShape,
                  "matrices of M=%lld, N=%lld, K=%lld need more than 2^63 bytes; split the batch",
                  number(m), number(n), number(k));
   }

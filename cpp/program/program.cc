@@ -58,12 +58,13 @@ Status check_step(int32_t index, const Step& step) {
                 "step %d (%s) has operand %d but only add, sub, mul and div take one; give %s "
                 "constants or none",
                 index, to_string(step.op), step.operand, to_string(step.op));
+  const bool bounds = step.op == Op::kClamp || step.op == Op::kMinimum || step.op == Op::kMaximum;
   CUTFUSE_CHECK(
-      step.op != Op::kClamp || !(std::isnan(step.constants[0]) || std::isnan(step.constants[1])),
+      !bounds || !(std::isnan(step.constants[0]) || std::isnan(step.constants[1])),
       Code::kInvalidValue,
-      "step %d (clamp) has bounds [%g, %g] but they must be numbers; use infinities for an open "
-      "side",
-      index, static_cast<double>(step.constants[0]), static_cast<double>(step.constants[1]));
+      "step %d (%s) has bounds [%g, %g] but they must be numbers; use infinities for an open side",
+      index, to_string(step.op), static_cast<double>(step.constants[0]),
+      static_cast<double>(step.constants[1]));
   for (int i = constant_count(step); i < 2; ++i) {
     CUTFUSE_CHECK(same_bits(step.constants[i], 0.f), Code::kInvalidValue,
                   "step %d (%s) does not read constants[%d] but has %g there; set it to 0, so that "

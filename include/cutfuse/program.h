@@ -68,7 +68,7 @@ CUTFUSE_API std::string to_string(const Program& program);
 /// Builds a program from what crosses the dispatcher: for step i, codes[2i] is its Op and
 /// codes[2i + 1] its operand index or -1; constants[2i] and constants[2i + 1] are its constants.
 /// kInvalidValue for an unknown op, more than kMaxSteps steps, list lengths that do not match, an
-/// operand that the op cannot have or a clamp whose bounds are NaN.
+/// operand that the op cannot have or a clamp, minimum or maximum with a NaN bound.
 CUTFUSE_API Status make_program(const int64_t* codes, int64_t code_count, const double* constants,
                                 int64_t constant_count, Program* program) noexcept;
 

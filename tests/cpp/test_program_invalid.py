@@ -26,6 +26,8 @@ OPS = _C.OPS
         ([OPS["add"], 2**31], [0, 0], ["2147483648", "2147483647"]),
         ([OPS["clamp"], -1], [NAN, 1], ["clamp", "nan", "numbers", "infinities"]),
         ([OPS["clamp"], -1], [0, NAN], ["clamp", "nan", "numbers", "infinities"]),
+        ([OPS["minimum"], -1], [NAN, 0], ["minimum", "nan", "numbers", "infinities"]),
+        ([OPS["maximum"], -1], [NAN, 0], ["maximum", "nan", "numbers", "infinities"]),
     ],
 )
 def test_malformed_program(codes: list[int], constants: list[float], words: list[str]) -> None:

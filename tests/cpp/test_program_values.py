@@ -56,7 +56,9 @@ def test_special_value_is_torchs(case: Case) -> None:
         ours = program(case.step).run(value, [])
         assert math.isnan(ours) == math.isnan(expected), value
         if not math.isnan(expected):
-            assert ours == pytest.approx(expected, rel=1e-6, abs=1e-44), value
+            # torch's sigmoid and silu drop to zero below v = -88.7, where ours still has a value.
+            floor = 3e-37 if case.step[0] in ("sigmoid", "silu") and value < -80 else 1e-44
+            assert ours == pytest.approx(expected, rel=1e-6, abs=floor), value
 
 
 def test_gelu_of_infinity_is_infinity() -> None:

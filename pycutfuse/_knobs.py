@@ -1,0 +1,26 @@
+"""What `pycutfuse.testing` may change in a launch. Process-wide: backward runs in other threads."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pycutfuse._C import GemmPolicy
+
+# Takes back the mean truncation of Hopper's accumulator (DESIGN.md section 4).
+DEFAULT_PROMOTION = 1.0 + 2.0**-23
+
+
+@dataclass(slots=True)
+class Knobs:
+    """Promotion factor, forced policy, and where outputs and workspaces come from."""
+
+    promotion: float = DEFAULT_PROMOTION
+    policy: "GemmPolicy | None" = None
+    empty: Callable[..., Tensor] = torch.empty
+
+
+knobs = Knobs()

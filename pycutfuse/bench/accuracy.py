@@ -1,0 +1,240 @@
+"""Error against float64: the two metrics, and the rule that decides whether a result passes.
+
+A result passes if, in each metric, its error is at most the larger of PyTorch's error in the same
+run and a limit (2^-22 for fp32):
+
+* ``frobenius``: |y - r| / |r| in the Frobenius norm, r the float64 result;
+* ``componentwise``: max over elements of |y - r| / s. For a contraction alone s is |A|·|B|, the
+  product of the absolute values. `reference_with_scale` carries it through whatever follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad as _forward_ad
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+forward_ad: Any = _forward_ad  # untyped in torch
+
+_CHANNEL_DIM: dict[Any, int] = {
+    F.linear: -1,
+    torch.matmul: -1,
+    torch.mm: -1,
+    torch.bmm: -1,
+    torch.Tensor.matmul: -1,
+    torch.Tensor.mm: -1,
+    torch.Tensor.bmm: -1,
+    F.conv1d: 1,
+    F.conv2d: 1,
+    F.conv3d: 1,
+    F.conv_transpose1d: 1,
+    F.conv_transpose2d: 1,
+    F.conv_transpose3d: 1,
+}
+
+
+def limit_for(dtype: torch.dtype) -> float:
+    """Error that always passes: 2^-22 for float32, the unit roundoff of any other dtype."""
+    return 2.0**-22 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Both metrics of one result."""
+
+    frobenius: float
+    componentwise: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """One compared tensor: our errors, PyTorch's in the same run, and the limit."""
+
+    what: str
+    ours: Errors
+    torch: Errors
+    limit: float
+
+    @property
+    def ratio(self) -> float:
+        """Our error over the allowed one, the larger of both metrics; at most 1 passes."""
+        return max(
+            _ratio(self.ours.frobenius, max(self.torch.frobenius, self.limit)),
+            _ratio(self.ours.componentwise, max(self.torch.componentwise, self.limit)),
+        )
+
+    @property
+    def passed(self) -> bool:
+        """True if neither metric exceeds what is allowed."""
+        return self.ratio <= 1.0
+
+
+def _ratio(error: float, allowed: float) -> float:
+    if math.isnan(error):
+        return math.inf
+    return error / allowed if math.isfinite(allowed) else (0.0 if math.isfinite(error) else 1.0)
+
+
+class _CarryRounding(TorchFunctionMode):
+    """Adds a tangent of ±|A|·|B| to the result of every contraction, with random signs.
+
+    Forward-mode differentiation then carries that unit of rounding to the model's output.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator: torch.Generator | None = None
+        self.magnitude: Tensor | None = None
+        self.channel_dim = -1
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func not in _CHANNEL_DIM:
+            return out
+        primal, tangent = forward_ad.unpack_dual(out)
+        magnitude = func(*map(_absolute, args), **{k: _absolute(v) for k, v in kwargs.items()})
+        if self.generator is None:
+            self.generator = torch.Generator(primal.device)  # a fixed seed, not the global state
+        signs = torch.empty_like(magnitude).random_(0, 2, generator=self.generator)
+        unit = signs.mul_(2).sub_(1).mul_(magnitude)
+        self.magnitude, self.channel_dim = magnitude, _CHANNEL_DIM[func]
+        return forward_ad.make_dual(primal, unit if tangent is None else unit + tangent)
+
+
+def _absolute(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    primal = forward_ad.unpack_dual(value).primal
+    return primal.abs() if primal.is_floating_point() else primal
+
+
+def reference_with_scale(call: Callable[[], Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Run a float64 model once; return its outputs and what one relative rounding is worth there.
+
+    Parameters
+    ----------
+    call : callable
+        Runs the float64 model and returns a tensor, or a list or tuple of tensors.
+
+    Returns
+    -------
+    outputs, scales : list of Tensor
+        For a single contraction the scale is |A|·|B| elementwise. After pointwise steps or batch
+        normalisation it is that times the largest derivative met in the channel, and where the
+        shape has changed since (logsumexp) it is the size of the carried rounding. It is never
+        less than |output|.
+    """
+    with torch.no_grad(), forward_ad.dual_level():
+        with _CarryRounding() as mode:
+            result = call()
+        outputs, scales = [], []
+        for item in tensors(result):
+            primal, tangent = forward_ad.unpack_dual(item)
+            outputs.append(primal)
+            scales.append(_scale(primal, tangent, mode))
+    return outputs, scales
+
+
+def tensors(result: Any) -> list[Tensor]:
+    """The tensors of a forward's result: itself, or those in (nested) lists and tuples.
+
+    Raises
+    ------
+    TypeError
+        If anything else is among them.
+    """
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, list | tuple):
+        return [tensor for item in result for tensor in tensors(item)]
+    raise TypeError(f"forward returned {type(result).__name__}; only tensors can be compared")
+
+
+def _scale(primal: Tensor, tangent: Tensor | None, mode: _CarryRounding) -> Tensor:
+    size = primal.abs()
+    if tangent is None or mode.magnitude is None:
+        # Nothing is known of how the result was computed: one scale for the whole tensor.
+        return torch.maximum(size, size.square().mean().sqrt())
+    carried = tangent.abs()
+    if carried.shape == mode.magnitude.shape and carried.ndim > 0:
+        channel = mode.channel_dim % carried.ndim
+        others = [d for d in range(carried.ndim) if d != channel]
+        slope = torch.where(mode.magnitude > 0, carried / mode.magnitude, 0.0)
+        if others and slope.numel():
+            slope = slope.amax(others, keepdim=True)
+        carried = slope * mode.magnitude
+    return torch.maximum(size, carried)
+
+
+def errors(result: Tensor, reference: Tensor, scale: Tensor, where: Tensor) -> Errors:
+    """Both metrics of `result` against the float64 `reference`, over the elements in `where`."""
+    difference = torch.where(where, result.double() - reference, 0.0)
+    finite_reference = torch.where(where, reference, 0.0)
+    norm = float(torch.linalg.vector_norm(finite_reference))
+    distance = float(torch.linalg.vector_norm(difference))
+    difference.abs_()
+    relative = torch.where(difference == 0, 0.0, difference / scale)
+    return Errors(
+        frobenius=0.0 if distance == 0 else (distance / norm if norm else math.inf),
+        componentwise=float(relative.max()) if relative.numel() else 0.0,
+    )
+
+
+def compare(
+    what: str,
+    ours: Tensor,
+    theirs: Tensor,
+    reference: Tensor,
+    scale: Tensor | None = None,
+) -> Check:
+    """Judge our result beside PyTorch's, both against float64.
+
+    Parameters
+    ----------
+    what : str
+        Named in reports.
+    ours, theirs : Tensor
+        Results in the user's dtype; `theirs` is PyTorch's own.
+    reference : Tensor
+        float64, same shape.
+    scale : Tensor, optional
+        From `reference_with_scale`; by default max(|reference|, its root mean square).
+
+    Notes
+    -----
+    Where PyTorch's result is not finite, ours must not be finite either, and the other way
+    round; errors are taken over the remaining elements. A mismatch is an infinite error.
+    """
+    limit = limit_for(theirs.dtype)
+    failed = Errors(math.inf, math.inf)
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        what = f"{what} ({_describe(ours)}, PyTorch's is {_describe(theirs)})"
+        return Check(what, failed, Errors(0.0, 0.0), limit)
+    if scale is None:
+        size = reference.abs()
+        scale = torch.maximum(size, size.square().mean().sqrt()) if size.numel() else size
+    finite = torch.isfinite(theirs)
+    their_errors = errors(theirs, reference, scale, finite)
+    if not torch.equal(torch.isfinite(ours), finite):
+        count = int((torch.isfinite(ours) != finite).sum())
+        what = f"{what} (finite in one result only: {count} of {ours.numel()} elements)"
+        return Check(what, failed, their_errors, limit)
+    return Check(what, errors(ours, reference, scale, finite), their_errors, limit)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,0 +1,249 @@
+"""The table of benchmark cases, each a PyTorch chain and the module that replaces it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pycutfuse import nn as fused_nn
+from pycutfuse import program as steps
+from pycutfuse.program import Step
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A linear problem: `m` rows of `k` features to `n` features."""
+
+    m: int
+    k: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.k}-{self.n}"
+
+    def reduced(self, divisor: int = 32) -> Shape:
+        """The shape that the reference path runs at where there is no GPU."""
+        return Shape(*(max(2, size // divisor) for size in (self.m, self.k, self.n)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One benchmark case.
+
+    Attributes
+    ----------
+    name : str
+        Family, shape and mode, joined by dots; what ``--case`` matches.
+    shape : Shape
+    training : bool
+        Mode of both modules.
+    chain : str
+        What is computed, in words, for the report.
+    reference : callable
+        ``reference(shape)`` is the PyTorch chain, on the default device.
+    fused : callable
+        ``fused(reference)`` is its replacement, with equal parameters, buffers and mode.
+    """
+
+    name: str
+    shape: Shape
+    training: bool
+    chain: str
+    reference: Callable[[Shape], nn.Module]
+    fused: Callable[[nn.Module], nn.Module]
+
+    @property
+    def can_freeze(self) -> bool:
+        """Frozen weights are for inference only."""
+        return not self.training
+
+    def reduced(self) -> Case:
+        """This case at the size for the CPU."""
+        return replace(self, shape=self.shape.reduced())
+
+
+@dataclass(frozen=True)
+class ExecutorCase:
+    """What the interpreted program costs: a bias alone beside longer programs, same shape."""
+
+    name: str
+    shape: Shape
+    programs: tuple[Case, ...]
+
+    def reduced(self) -> ExecutorCase:
+        """This case at the size for the CPU."""
+        programs = tuple(case.reduced() for case in self.programs)
+        return replace(self, shape=self.shape.reduced(), programs=programs)
+
+
+class LinearScaleBatchNorm(nn.Module):
+    """Founding problem 3: bn(gemm(x) * scale)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gemm = nn.Linear(shape.k, shape.n)
+        self.scale = nn.Parameter(torch.randn(shape.n))
+        self.bn = nn.BatchNorm1d(shape.n)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(m, k) to (m, n)."""
+        result: Tensor = self.bn(self.gemm(x) * self.scale)
+        return result
+
+
+class LinearThen(nn.Module):
+    """nn.Linear and pointwise steps that may use a per-feature vector."""
+
+    def __init__(
+        self, shape: Shape, then: Callable[[Tensor, Tensor], Tensor], bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(shape.k, shape.n, bias=bias)
+        self.vector = nn.Parameter(1 + 0.1 * torch.randn(shape.n))
+        self.then = then
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(m, k) to (m, n)."""
+        return self.then(self.linear(x), self.vector)
+
+
+def _fuse_scale_batch_norm(reference: nn.Module) -> nn.Module:
+    assert isinstance(reference, LinearScaleBatchNorm)
+    gemm = reference.gemm
+    fused = fused_nn.LinearScaleBatchNorm1d(gemm.in_features, gemm.out_features, gemm.bias.shape)
+    fused.to(gemm.weight.device).load_state_dict(reference.state_dict())
+    fused.train(reference.training)
+    return fused
+
+
+def _fuse_linear(program: Callable[[Tensor], Sequence[Step]]) -> Callable[[nn.Module], nn.Module]:
+    def fuse(reference: nn.Module) -> nn.Module:
+        assert isinstance(reference, LinearThen)
+        epilogue = tuple(program(reference.vector))
+        return fused_nn.Linear.from_torch(reference.linear, epilogue=epilogue)
+
+    return fuse
+
+
+def _linear(
+    name: str,
+    shape: Shape,
+    chain: str,
+    then: Callable[[Tensor, Tensor], Tensor],
+    program: Callable[[Tensor], Sequence[Step]],
+    *,
+    bias: bool = True,
+) -> Case:
+    return Case(
+        name=f"{name}.{shape}",
+        shape=shape,
+        training=False,
+        chain=chain,
+        reference=lambda at: LinearThen(at, then, bias),
+        fused=_fuse_linear(program),
+    )
+
+
+def _sixteen(y: Tensor, v: Tensor) -> Tensor:
+    y = torch.sigmoid(y * v + 0.1) * 2.0 - 0.5
+    y = F.gelu(y, approximate="tanh") * v + 0.05
+    y = F.leaky_relu(F.silu(torch.tanh(y) / 3.0), 0.1)
+    return torch.clamp(F.softplus(torch.clamp(y, min=-1.0)), max=4.0)
+
+
+def _sixteen_steps(v: Tensor) -> tuple[Step, ...]:
+    first = (steps.mul(v), steps.add(0.1), steps.sigmoid(), steps.mul(2.0), steps.sub(0.5))
+    second = (steps.gelu(approximate="tanh"), steps.mul(v), steps.add(0.05))
+    third = (steps.tanh(), steps.div(3.0), steps.silu(), steps.leaky_relu(0.1))
+    return (*first, *second, *third, steps.maximum(-1.0), steps.softplus(), steps.minimum(4.0))
+
+
+def _executor(shape: Shape) -> ExecutorCase:
+    """The bias counts as a step, as it does for the limit of 16."""
+    name = "executor"
+    programs = (
+        _linear(f"{name}.bias", shape, "bias", lambda y, v: y, lambda v: ()),
+        _linear(
+            f"{name}.1",
+            shape,
+            "sigmoid",
+            lambda y, v: torch.sigmoid(y),
+            lambda v: (steps.sigmoid(),),
+            bias=False,
+        ),
+        _linear(
+            f"{name}.4",
+            shape,
+            "bias, mul(vector), sigmoid, mul(2)",
+            lambda y, v: torch.sigmoid(y * v) * 2.0,
+            lambda v: (steps.mul(v), steps.sigmoid(), steps.mul(2.0)),
+        ),
+        _linear(
+            f"{name}.16",
+            shape,
+            "bias and 15 mixed steps, 5 of them transcendental",
+            _sixteen,
+            _sixteen_steps,
+        ),
+    )
+    return ExecutorCase(f"{name}.{shape}", shape, programs)
+
+
+def _scale_batch_norm(shape: Shape, training: bool) -> Case:
+    return Case(
+        name=f"linear_scale_batch_norm.{shape}.{'train' if training else 'eval'}",
+        shape=shape,
+        training=training,
+        chain="Linear, mul(scale), BatchNorm1d",
+        reference=LinearScaleBatchNorm,
+        fused=_fuse_scale_batch_norm,
+    )
+
+
+FOUNDING = (Shape(16384, 4096, 4096), Shape(1024, 8192, 8192))
+GELU = (
+    Shape(4096, 4096, 4096),
+    Shape(8192, 1024, 4096),
+    Shape(2048, 2048, 2048),
+    Shape(5000, 3000, 1000),
+)
+# The contractions of founding problems 3 and 5.
+EXECUTOR = (*FOUNDING, Shape(16384, 2048, 4096), Shape(16384, 4096, 1024))
+
+CASES: tuple[Case | ExecutorCase, ...] = (
+    *(_scale_batch_norm(shape, training) for shape in FOUNDING for training in (True, False)),
+    *(
+        _linear(
+            "linear_gelu",
+            shape,
+            "Linear, gelu",
+            lambda y, v: F.gelu(y),
+            lambda v: (steps.gelu(),),
+        )
+        for shape in GELU
+    ),
+    *(_executor(shape) for shape in EXECUTOR),
+)
+
+
+def select(patterns: Sequence[str]) -> list[Case | ExecutorCase]:
+    """The cases whose name matches any of the shell patterns, in table order; all for none.
+
+    Raises
+    ------
+    ValueError
+        If a pattern matches no case.
+    """
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(case.name, pattern) for case in CASES):
+            raise ValueError(f"--case {pattern}: no such case; --list shows all {len(CASES)}")
+    return [
+        case
+        for case in CASES
+        if not patterns or any(fnmatch.fnmatchcase(case.name, p) for p in patterns)
+    ]

@@ -1,0 +1,145 @@
+"""One forward of two modules against float64: outputs, and buffers that training changes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pycutfuse.bench.accuracy import Check, Errors, compare, reference_with_scale, tensors
+from pycutfuse.bench.flags import poisoned_allocations
+from pycutfuse.bench.problem import describe
+
+DISTRIBUTIONS = ("rand", "randn", "lognormal")
+_FAILED = Errors(math.inf, math.inf)
+
+
+def draw(
+    distribution: str, shape: Sequence[int], like: Tensor, generator: torch.Generator
+) -> Tensor:
+    """A tensor of `shape` with dtype and device of `like`: rand, randn or lognormal(0, 1)."""
+    out = torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
+    if distribution == "rand":
+        return out.uniform_(generator=generator)
+    if distribution == "randn":
+        return out.normal_(generator=generator)
+    if distribution == "lognormal":
+        return out.log_normal_(0.0, 1.0, generator=generator)
+    raise ValueError(f"distribution {distribution!r} is none of {', '.join(DISTRIBUTIONS)}")
+
+
+@torch.no_grad()
+def draw_weights(model: nn.Module, distribution: str, generator: torch.Generator) -> None:
+    """Fill every parameter of two or more dimensions, scaled so that results stay near one.
+
+    Positive weights are divided by their fan-in, normal ones by its square root: larger results
+    would saturate what follows (sigmoid, gelu) and hide the contraction's error.
+    """
+    for parameter in model.parameters():
+        if parameter.ndim >= 2 and parameter.is_floating_point() and parameter.numel():
+            fan_in = parameter[0].numel()
+            scale = math.sqrt(fan_in) if distribution == "randn" else fan_in
+            parameter.copy_(draw(distribution, parameter.shape, parameter, generator).div_(scale))
+
+
+def set_mode(module: nn.Module, training: bool) -> None:
+    """train() or eval(), unless it already is: on a frozen module the call would drop planes."""
+    if module.training != training:
+        module.train(training)
+
+
+def compare_models(
+    model: nn.Module,
+    candidate: nn.Module,
+    inputs: Sequence[Any],
+    *,
+    label: str,
+    training: bool,
+    seed: int = 0,
+) -> list[Check]:
+    """Run `model`, `candidate` and a float64 copy of `model` on the same inputs and judge them.
+
+    Both modules must hold equal parameters and buffers. In training mode the buffers that change
+    (running statistics) are judged as well, and both modules keep their changed buffers.
+
+    Parameters
+    ----------
+    label : str
+        Names the data in each check.
+    seed : int
+        Set before each forward, so that random steps agree.
+
+    Raises
+    ------
+    Exception
+        Whatever `model` raises. What `candidate` raises is a failed check.
+    """
+    exact = copy.deepcopy(model).double()
+    for module in (model, candidate, exact):
+        set_mode(module, training)
+    references, scales = _reference(exact, [_double(value) for value in inputs], seed)
+    with torch.no_grad():
+        torch.manual_seed(seed)
+        theirs = tensors(model(*inputs))
+        torch.manual_seed(seed)
+        try:
+            with poisoned_allocations():
+                ours = tensors(candidate(*inputs))
+        except Exception as error:
+            what = f"{label}: raised {describe(error)}"
+            return [Check(what, _FAILED, Errors(0.0, 0.0), 2.0**-22)]
+    if len(ours) != len(theirs):
+        what = f"{label}: {len(ours)} outputs, PyTorch has {len(theirs)}"
+        return [Check(what, _FAILED, Errors(0.0, 0.0), 2.0**-22)]
+    names = ["output"] if len(ours) == 1 else [f"output {i}" for i in range(len(ours))]
+    checks = [
+        compare(f"{label}: {names[i]}", ours[i], theirs[i], references[i], scales[i])
+        for i in range(len(ours))
+    ]
+    del ours, theirs, references, scales
+    return checks + (_compare_buffers(model, candidate, exact, label) if training else [])
+
+
+def _reference(
+    exact: nn.Module, inputs: list[Any], seed: int
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    buffers = copy.deepcopy(dict(exact.named_buffers()))
+    torch.manual_seed(seed)
+    try:
+        outputs, scales = reference_with_scale(lambda: exact(*inputs))
+        return outputs, list(scales)
+    except NotImplementedError:  # an operator without forward-mode differentiation
+        with torch.no_grad():
+            for name, buffer in exact.named_buffers():
+                buffer.copy_(buffers[name])
+            torch.manual_seed(seed)
+            outputs = tensors(exact(*inputs))
+        return outputs, [None] * len(outputs)
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _compare_buffers(
+    model: nn.Module, candidate: nn.Module, exact: nn.Module, label: str
+) -> list[Check]:
+    theirs, ours = model.state_dict(), candidate.state_dict()
+    references = exact.state_dict()
+    checks = []
+    for name, _ in model.named_buffers():
+        if name not in theirs:
+            continue
+        what = f"{label}: {name}"
+        if theirs[name].is_floating_point():
+            checks.append(compare(what, ours[name], theirs[name], references[name]))
+        else:
+            same = torch.equal(ours[name], theirs[name])
+            checks.append(
+                Check(what, Errors(0.0, 0.0) if same else _FAILED, Errors(0.0, 0.0), 2.0**-22)
+            )
+    return checks

@@ -1,0 +1,83 @@
+"""Global torch settings changed for the length of a ``with`` block, and put back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import deterministic as _deterministic
+
+from pycutfuse.config import set_fallback_policy
+
+deterministic: Any = _deterministic  # its settings are properties that no stub knows
+
+
+@contextmanager
+def tf32() -> Iterator[None]:
+    """PyTorch's TF32 for matrix products and cuDNN convolutions.
+
+    Sets ``fp32_precision`` where torch has it: once the new setting was written, reading the old
+    ``allow_tf32`` raises until it is put back.
+    """
+    cudnn: Any = torch.backends.cudnn
+    backends = (torch.backends.cuda.matmul, cudnn.conv if _has_new() else cudnn)
+    name, value = ("fp32_precision", "tf32") if _has_new() else ("allow_tf32", True)
+    saved = [getattr(backend, name) for backend in backends]
+    try:
+        for backend in backends:
+            setattr(backend, name, value)
+        yield
+    finally:
+        for backend, old in zip(backends, saved, strict=True):
+            setattr(backend, name, old)
+
+
+def _has_new() -> bool:
+    return hasattr(torch.backends.cuda.matmul, "fp32_precision")
+
+
+def describe_precision() -> dict[str, str]:
+    """The flags that choose PyTorch's fp32 arithmetic, as the user has them."""
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    if _has_new():
+        return {"matmul": matmul.fp32_precision, "cudnn.conv": cudnn.conv.fp32_precision}
+    return {
+        "matmul": "tf32" if matmul.allow_tf32 else "ieee",
+        "cudnn.conv": "tf32" if cudnn.allow_tf32 else "ieee",
+    }
+
+
+@contextmanager
+def poisoned_allocations() -> Iterator[None]:
+    """Fill every newly allocated tensor with NaN (255 in bytes), so that nothing is left unwritten.
+
+    Torch fills uninitialised memory in deterministic mode; its warnings about operators without a
+    deterministic form are of no interest here and are silenced.
+    """
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = deterministic.fill_uninitialized_memory
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        deterministic.fill_uninitialized_memory = True
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*[Dd]eterministic.*")
+            yield
+    finally:
+        deterministic.fill_uninitialized_memory = fill
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+@contextmanager
+def quiet_fallback(quiet: bool) -> Iterator[None]:
+    """Silence the fallback warning, if `quiet`, where the command has said so already."""
+    outer = set_fallback_policy("silent") if quiet else None
+    try:
+        yield
+    finally:
+        if outer is not None:
+            set_fallback_policy(outer)

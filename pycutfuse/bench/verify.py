@@ -1,0 +1,217 @@
+"""``python -m pycutfuse verify FILE``: ModelNew of a file against its Model."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor, nn
+
+from pycutfuse.bench.accuracy import Check
+from pycutfuse.bench.compare import DISTRIBUTIONS, compare_models, draw, draw_weights
+from pycutfuse.bench.flags import quiet_fallback
+from pycutfuse.bench.problem import Problem, ProblemError, arguments, describe, load_problem
+
+CPU_BATCH = 256
+"""Without a GPU the inputs' leading dimension is cut to this, unless the user says otherwise."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Outcome of one file: structural faults in words, and the numerical checks."""
+
+    faults: list[str]
+    checks: list[Check]
+
+    @property
+    def passed(self) -> bool:
+        """True if there is no fault and every check passes (at least one was made)."""
+        return not self.faults and bool(self.checks) and all(check.passed for check in self.checks)
+
+
+def verify_file(
+    path: str | Path,
+    *,
+    device: str | None = None,
+    seed: int = 0,
+    batch: int | None = None,
+    out: TextIO | None = None,
+) -> Verification:
+    """Compare ``ModelNew`` with ``Model`` of a problem file and print each finding.
+
+    Parameters
+    ----------
+    path : str or Path
+        Defines ``Model``, ``ModelNew``, ``get_inputs`` and ``get_init_inputs``.
+    device : str, optional
+        By default ``cuda`` if there is one, else ``cpu``.
+    seed : int
+        Set before each constructor and each forward.
+    batch : int, optional
+        Cut the inputs' leading dimension to this many. By default not on a GPU, and to 256 on
+        the CPU.
+
+    Raises
+    ------
+    ProblemError
+        If the file, the device, or ``Model`` itself cannot be used.
+    """
+    out = sys.stdout if out is None else out
+    problem = load_problem(path)
+    where = _device(device)
+    torch.manual_seed(seed)
+    inputs = arguments(problem, "get_inputs")
+    init = arguments(problem, "get_init_inputs")
+    torch.manual_seed(seed)
+    try:
+        model = problem.model(*copy.deepcopy(init))
+    except Exception as error:
+        raise ProblemError(f"{problem.path}: Model raised {describe(error)}") from error
+    torch.manual_seed(seed)
+    title = f"{problem.path}: ModelNew against Model on {_device_name(where)}, seed {seed}"
+    print(title, file=out)
+    if where.type == "cpu":
+        print("no GPU is used: fused operators run their reference path here", file=out)
+    try:
+        candidate = problem.model_new(*copy.deepcopy(init))
+    except Exception as error:
+        return _report(Verification([f"ModelNew raised {describe(error)}"], []), out)
+    faults = structural_faults(model, candidate)
+    if faults:
+        return _report(Verification(faults, []), out)
+    count = sum(1 for _ in model.parameters())
+    print(f"  parameters: {count}, bitwise equal; state_dict keys equal", file=out)
+    inputs, cut = _cut(inputs, batch if batch is not None or where.type == "cuda" else CPU_BATCH)
+    if cut:
+        print(f"  {cut}", file=out)
+    inputs = [value.to(where) if isinstance(value, Tensor) else value for value in inputs]
+    model, candidate = model.to(where), candidate.to(where)
+    checks: list[Check] = []
+    for data in ("get_inputs()", *DISTRIBUTIONS):
+        for training in (True, False):
+            label = f"{'train' if training else 'eval'}, {data}"
+            print(f"  {label} ...", file=sys.stderr, flush=True)
+            with quiet_fallback(where.type == "cpu"):
+                made = _compare(problem, model, candidate, inputs, data, training, seed, label)
+            checks += made
+            for check in made:
+                print(f"  {line(check)}", file=out, flush=True)
+    return _report(Verification([], checks), out)
+
+
+def structural_faults(model: nn.Module, candidate: nn.Module) -> list[str]:
+    """Differences in state_dict keys, or in shape, dtype or bits of parameters and buffers."""
+    theirs, ours = model.state_dict(), candidate.state_dict()
+    faults = []
+    missing = [name for name in theirs if name not in ours]
+    extra = [name for name in ours if name not in theirs]
+    if missing:
+        faults.append(f"state_dict of ModelNew lacks {', '.join(missing)}")
+    if extra:
+        faults.append(f"state_dict of ModelNew has {', '.join(extra)}, which Model's has not")
+    parameters = {name for name, _ in model.named_parameters()}
+    ours_parameters = {name for name, _ in candidate.named_parameters()}
+    for name in theirs:
+        if name not in ours:
+            continue
+        if (name in parameters) != (name in ours_parameters):
+            faults.append(f"{name} is a parameter in only one of Model and ModelNew")
+        elif theirs[name].shape != ours[name].shape or theirs[name].dtype != ours[name].dtype:
+            faults.append(
+                f"{name} is {tuple(ours[name].shape)} {ours[name].dtype} in ModelNew, "
+                f"{tuple(theirs[name].shape)} {theirs[name].dtype} in Model"
+            )
+        elif not _same_bits(theirs[name], ours[name]):
+            faults.append(f"{name} differs at the same seed; initial values must be bitwise equal")
+    return faults
+
+
+def line(check: Check) -> str:
+    """One check as a line of text."""
+    verdict = "ok" if check.passed else "FAILED"
+    return (
+        f"{check.what}: error {check.ours.frobenius:.1e} / {check.ours.componentwise:.1e}, "
+        f"PyTorch {check.torch.frobenius:.1e} / {check.torch.componentwise:.1e}, "
+        f"ratio to allowed {check.ratio:.2f}: {verdict}"
+    )
+
+
+def _compare(
+    problem: Problem,
+    model: nn.Module,
+    candidate: nn.Module,
+    inputs: list[Any],
+    data: str,
+    training: bool,
+    seed: int,
+    label: str,
+) -> list[Check]:
+    if data in DISTRIBUTIONS:
+        tensors = [v for v in inputs if isinstance(v, Tensor)]
+        where = tensors[0].device if tensors else torch.device("cpu")
+        generator = torch.Generator(where).manual_seed(seed)
+        draw_weights(model, data, generator)
+        inputs = [
+            draw(data, value.shape, value, generator)
+            if isinstance(value, Tensor) and value.is_floating_point()
+            else value
+            for value in inputs
+        ]
+    try:
+        candidate.load_state_dict(model.state_dict())
+        return compare_models(model, candidate, inputs, label=label, training=training, seed=seed)
+    except Exception as error:
+        raise ProblemError(f"{problem.path}: Model failed in {label}: {describe(error)}") from error
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(_bytes(a), _bytes(b))
+
+
+def _bytes(value: Tensor) -> Tensor:
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _cut(inputs: list[Any], batch: int | None) -> tuple[list[Any], str]:
+    """Cut the leading dimension that all tensors share."""
+    sizes = {v.shape[0] for v in inputs if isinstance(v, Tensor) and v.ndim > 0}
+    if batch is None or len(sizes) != 1 or (size := sizes.pop()) <= batch:
+        return inputs, ""
+    cut = [v[:batch] if isinstance(v, Tensor) and v.ndim > 0 else v for v in inputs]
+    return cut, f"inputs cut from {size} to {batch} along their leading dimension (--batch)"
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ProblemError(f"--device {name}: {describe(error)}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ProblemError(f"--device {name}: cpu or cuda is needed")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ProblemError(f"--device {name}: this machine has {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return "the CPU"
+
+
+def _report(result: Verification, out: TextIO) -> Verification:
+    for fault in result.faults:
+        print(f"  {fault}: FAILED", file=out)
+    worst = max((check.ratio for check in result.checks), default=0.0)
+    failures = len(result.faults) + sum(not check.passed for check in result.checks)
+    if result.passed:
+        print(f"PASSED: {len(result.checks)} checks, worst error {worst:.2f} of allowed", file=out)
+    else:
+        print(f"FAILED: {failures} of {len(result.faults) + len(result.checks)} checks", file=out)
+    return result

@@ -1,0 +1,71 @@
+"""explain."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from pycutfuse import ops
+from pycutfuse.nn import Linear, LinearScaleBatchNorm1d
+from pycutfuse.ops import _explain
+from pycutfuse.ops._explain import Explanation
+from pycutfuse.ops._linear import prepare as prepare_linear
+from pycutfuse.ops._linear_batch_norm import prepare as prepare_linear_batch_norm
+
+__all__ = ["Explanation", "explain"]
+
+
+def explain(
+    module_or_op: nn.Module | Callable[..., Any], *inputs: Any, **options: Any
+) -> Explanation:
+    """Say which kernel, tier and policy a call would use, or why PyTorch would run instead.
+
+    Nothing is launched and no statistic changes; the decision is the one the call itself makes.
+
+    Parameters
+    ----------
+    module_or_op : torch.nn.Module or function
+        A pycutfuse module, or a function of `pycutfuse.ops`.
+    *inputs, **options
+        Arguments of the call.
+
+    Returns
+    -------
+    Explanation
+        ``str()`` of it is a few lines of text.
+
+    Raises
+    ------
+    TypeError
+        If `module_or_op` is neither.
+    RuntimeError, ValueError
+        If the call is invalid, as the call itself.
+
+    Examples
+    --------
+    >>> import torch, pycutfuse as pcf
+    >>> layer = pcf.nn.Linear(3, 4, epilogue=(pcf.relu(),))
+    >>> print(pcf.explain(layer, torch.ones(2, 3)))
+    linear: fallback (cpu tensors)
+      tier: ieee
+      program: add(operand 0) | relu
+    """
+    if isinstance(module_or_op, Linear):
+        reason = module_or_op.epilogue.why_chain()
+        if reason is not None:
+            return _explain.explain_chain("linear", reason, module_or_op.precision)
+        return _explain.explain_linear(*module_or_op.run_arguments(*inputs, **options))
+    if isinstance(module_or_op, LinearScaleBatchNorm1d):
+        (x,) = (*inputs, *options.values())
+        reason = module_or_op.why_chain(x)
+        if reason is not None:
+            return _explain.explain_chain("linear_batch_norm", reason, module_or_op.precision)
+        return _explain.explain_linear_batch_norm(module_or_op.call_arguments(x))
+    if module_or_op is ops.linear:
+        return _explain.explain_linear(*prepare_linear(*inputs, **options))
+    if module_or_op is ops.linear_batch_norm:
+        return _explain.explain_linear_batch_norm(prepare_linear_batch_norm(*inputs, **options))
+    name = getattr(module_or_op, "__name__", type(module_or_op).__name__)
+    raise TypeError(
+        f"{name} is no pycutfuse module or operator; explain its pycutfuse.nn children one by one"
+    )

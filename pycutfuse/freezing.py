@@ -1,0 +1,60 @@
+"""freeze and unfreeze."""
+
+from torch import nn
+
+from pycutfuse.nn import _base
+
+
+def freeze(module: nn.Module) -> nn.Module:
+    """Split the weights of all pycutfuse modules in `module` once, for all forwards to come.
+
+    Otherwise the weights are split at every call, because nothing tells reliably that they changed.
+    The planes are made on the current stream and may be used on every other. While a module is
+    frozen, changes of its weight are not seen, except through what unfreezes it:
+    ``load_state_dict``, ``.to()`` and its relatives, ``.train()``, and `unfreeze`.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        In evaluation mode. Modules whose weights no kernel takes (CPU, float64) stay as they are
+        and follow the fallback policy.
+
+    Returns
+    -------
+    torch.nn.Module
+        `module` itself.
+
+    Raises
+    ------
+    RuntimeError
+        If a module is in training mode, or a CUDA graph is being captured.
+    ValueError
+        If there is no pycutfuse module in `module`.
+
+    Examples
+    --------
+    >>> import pycutfuse as pcf
+    >>> layer = pcf.freeze(pcf.nn.Linear(3, 4).eval())
+    >>> layer.frozen  # on the CPU there is nothing to freeze
+    False
+    """
+    _base.freeze(module)
+    return module
+
+
+def unfreeze(module: nn.Module) -> nn.Module:
+    """Drop what `freeze` made.
+
+    Returns
+    -------
+    torch.nn.Module
+        `module` itself.
+
+    Examples
+    --------
+    >>> import pycutfuse as pcf
+    >>> pcf.unfreeze(pcf.nn.Linear(3, 4)).frozen
+    False
+    """
+    _base.unfreeze(module)
+    return module

@@ -1,0 +1,129 @@
+"""What the fused modules share: frozen planes, and refusals."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from pycutfuse import config
+from pycutfuse.ops import _frozen
+
+Self = TypeVar("Self", bound="FusedModule")
+
+
+class FusedModule(nn.Module):
+    """A module whose weight may be frozen: split once into planes that forwards reuse.
+
+    The planes are non-persistent buffers. ``load_state_dict``, ``.to()`` and its relatives,
+    ``.train()`` and `unfreeze` drop them; copies and pickles are made without them.
+    """
+
+    planes: Tensor | None
+    words: Tensor | None
+    precision: config.Precision | None
+
+    def __init__(self, precision: config.Precision | None) -> None:
+        super().__init__()
+        config.check_precision(precision)
+        self.precision = precision
+        self.register_buffer("planes", None, persistent=False)
+        self.register_buffer("words", None, persistent=False)
+
+    def frozen_weight(self) -> Tensor:
+        """The weight that `freeze` splits."""
+        raise NotImplementedError
+
+    @property
+    def frozen(self) -> bool:
+        """Whether forwards use planes made by `freeze`."""
+        return self._buffers["planes"] is not None
+
+    def freeze(self) -> None:
+        """Make the planes now, on the current stream. See `pycutfuse.freeze`."""
+        self.unfreeze()
+        weight = self.frozen_weight()
+        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "freeze was called while a CUDA graph is captured; call it before the capture"
+            )
+        reason = _frozen.why_not_frozen(weight)
+        if reason is not None:
+            config.report_fallback("freeze", reason)
+            return
+        with torch.no_grad():
+            self.planes, self.words = _frozen.make_planes(weight)
+
+    def unfreeze(self) -> None:
+        """Drop the planes; the weight is split at every call again."""
+        planes = self._buffers["planes"]
+        if planes is not None:
+            _frozen.forget(planes)
+            self.planes = self.words = None
+
+    def train(self: Self, mode: bool = True) -> Self:
+        """Set training mode; entering it drops frozen planes."""
+        if mode:
+            self.unfreeze()
+        return super().train(mode)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register `param`; a new weight drops frozen planes."""
+        if "_buffers" in self.__dict__ and "planes" in self._buffers:
+            self.unfreeze()
+        super().register_parameter(name, param)
+
+    def _apply(self: Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.unfreeze()
+        parent: Any = super()  # _apply is untyped
+        return cast(Self, parent._apply(fn, recurse))
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.unfreeze()
+        parent: Any = super()
+        parent._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state["_buffers"] = self._buffers | {"planes": None, "words": None}
+        return state
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise NotImplementedError(
+            f"torch.jit.script does not support pycutfuse.nn.{type(self).__name__}; "
+            "use torch.compile, torch.export, or .to_torch() before scripting"
+        )
+
+
+def check_source(kind: str, module: nn.Module, expected: type[nn.Module], name: str) -> None:
+    """Raise TypeError unless `module` is exactly an `expected`: a subclass may do other things."""
+    if type(module) is not expected:
+        raise TypeError(
+            f"{kind}.from_torch: {name} is a {type(module).__name__}; "
+            f"it must be a plain torch.nn.{expected.__name__}"
+        )
+
+
+def freeze(module: nn.Module) -> None:
+    """Freeze every fused module inside `module`. See `pycutfuse.freeze`."""
+    found = [child for child in module.modules() if isinstance(child, FusedModule)]
+    if not found:
+        raise ValueError(
+            f"{type(module).__name__} has no pycutfuse module to freeze; replace its layers with "
+            "pycutfuse.nn modules first"
+        )
+    for child in found:
+        if child.training:
+            raise RuntimeError(
+                f"freeze: {type(child).__name__} is in training mode, where its weight changes; "
+                "call .eval() first"
+            )
+    for child in found:
+        child.freeze()
+
+
+def unfreeze(module: nn.Module) -> None:
+    """Drop the planes of every fused module inside `module`."""
+    for child in module.modules():
+        if isinstance(child, FusedModule):
+            child.unfreeze()

@@ -1,0 +1,31 @@
+"""x @ weight.T at a tier, where torch's chain or a backward needs one."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pycutfuse import config
+from pycutfuse.ops import _launch
+from pycutfuse.program import EMPTY
+
+
+def torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> Tensor:
+    """torch's linear, never less accurate than `precision` asks for.
+
+    torch's flags are read and never written, so an explicit ``"ieee"`` under flags that allow TF32
+    goes through float64: rare, and the only way torch offers.
+    """
+    strict = precision == "ieee" and x.is_cuda and x.dtype is torch.float32
+    if strict and config.torch_tier() != "ieee":
+        wide = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        return wide.to(x.dtype)
+    return F.linear(x, weight, bias)
+
+
+def contract(x: Tensor, weight: Tensor, precision: str) -> Tensor:
+    """x (M, K) @ weight (N, K).T by our kernel where it runs, else by torch; says nothing of it."""
+    if x.is_cuda and config.resolve_tier(precision) == "ieee":
+        found = _launch.lookup(x, weight, None, EMPTY, ())
+        if isinstance(found, _launch.Recipe):
+            return _launch.launch(found, x, weight, None, None, ())
+    return torch_linear(x, weight, None, precision)

@@ -1,0 +1,164 @@
+"""Which calls may reach a raw operator at all, and what an invalid call raises."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+_PLAIN = frozenset({Tensor, Parameter})
+_TRACED = frozenset({"FakeTensor", "FunctionalTensor"})
+_F32 = torch.float32
+_STRIDED = torch.strided
+_transforms_active = torch._C._are_functorch_transforms_active
+
+
+def why_reference(x: Tensor, weight: Tensor, others: Sequence[Tensor | None]) -> str | None:
+    """Say why the plain chain must run, with torch's own autograd, or None.
+
+    Only what the raw operators cannot see or answer is decided here; what depends on the device
+    and the problem is decided inside them. The reasons do not name sizes: they are counted.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no tensor.
+    """
+    for tensor in (x, weight, *others):
+        if tensor is None:
+            continue
+        kind = type(tensor)
+        if kind not in _PLAIN and kind.__name__ not in _TRACED:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"argument is a {kind.__name__}; it must be a Tensor")
+            return f"tensor subclass {kind.__name__}"
+        if tensor.dtype is not _F32:
+            return f"dtype {tensor.dtype}".replace("torch.", "")
+        if tensor.layout is not _STRIDED:
+            return f"layout {tensor.layout}".replace("torch.", "")
+    if weight.dim() != 2:
+        return f"a weight of {weight.dim()} dimensions"
+    if x.is_cuda:
+        if torch.is_autocast_enabled("cuda"):
+            return "autocast is enabled"
+    elif x.is_cpu:
+        if torch.is_autocast_enabled("cpu"):
+            return "autocast is enabled"
+    elif not x.is_meta:
+        return f"{x.device.type} tensors"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation"
+    if not torch.compiler.is_compiling() and _transforms_active():
+        return "a torch.func transform is active"
+    return None
+
+
+def is_plain_eager() -> bool:
+    """Whether nothing is active that must see the call: then the dispatcher may be skipped."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch.is_autocast_enabled("cuda")
+        or forward_ad._current_level >= 0
+        or _transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def is_plain(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether all of them are plain tensors or parameters, no subclasses."""
+    return all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
+
+
+def any_requires_grad(x: Tensor, weight: Tensor, others: Sequence[Tensor | None]) -> bool:
+    """Whether autograd must record a call, where gradients are enabled."""
+    if x.requires_grad or weight.requires_grad:
+        return True
+    for tensor in others:  # noqa: SIM110 - a generator costs three times as much
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def check_linear(x: Tensor, weight: Tensor) -> None:
+    """Raise RuntimeError, as torch.nn.functional.linear, unless x and weight fit."""
+    if x.dim() == 0:
+        raise RuntimeError("linear: x has 0 dimensions; it needs at least 1, x.reshape(1, -1)?")
+    if weight.dim() not in (1, 2):
+        raise RuntimeError(
+            f"linear: weight has {weight.dim()} dimensions; it needs 2, (out_features, in_features)"
+        )
+    if x.shape[-1] != weight.shape[-1]:
+        raise RuntimeError(
+            f"linear: x has {x.shape[-1]} features (shape {_shape(x)}) but weight has "
+            f"{weight.shape[-1]} (shape {_shape(weight)}); the last dimensions must be equal"
+        )
+
+
+def check_dtypes(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Raise RuntimeError, as torch.nn.functional.linear, for mixed dtypes outside autocast."""
+    for name, tensor in (("x", x), ("bias", bias)):
+        if tensor is None or tensor.dtype == weight.dtype:
+            continue
+        if not torch.is_autocast_enabled(weight.device.type):
+            raise RuntimeError(
+                f"linear: {name} is {tensor.dtype} but weight is {weight.dtype}; "
+                "convert one of them with .to(dtype)"
+            )
+
+
+def check_operands(out_shape: Sequence[int], operands: Sequence[Tensor], where: str) -> None:
+    """Raise RuntimeError unless every operand broadcasts to `out_shape` without growing it."""
+    for at, operand in enumerate(operands):
+        extra = operand.dim() - len(out_shape)
+        fits = extra <= 0
+        for size, limit in zip(reversed(operand.shape), reversed(out_shape), strict=False):
+            fits = fits and (size == limit or size == 1)
+        if not fits:
+            raise RuntimeError(
+                f"{where}: operand {at} has shape {_shape(operand)}, which does not broadcast to "
+                f"the output's {tuple(out_shape)}; each of its dimensions must be equal or 1"
+            )
+
+
+def check_one_sample(m: int, n: int, training: bool) -> None:
+    """Raise ValueError, as torch, for statistics of one sample."""
+    if training and m == 1:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size [{m}, {n}]; "
+            "statistics need at least 2 samples: give a larger batch or call .eval()"
+        )
+
+
+def check_batch_norm(
+    x: Tensor, weight: Tensor, statistics: Sequence[Tensor | None], training: bool
+) -> None:
+    """Raise, as nn.BatchNorm1d's forward, unless the call is valid. Changes nothing.
+
+    `statistics` holds bn_weight, bn_bias, running_mean and running_var.
+    """
+    if x.dim() != 2:
+        raise ValueError(
+            f"linear_batch_norm: expected 2D input (got {x.dim()}D input of shape {_shape(x)}); "
+            "reshape x to (N, in_features)"
+        )
+    features = weight.shape[0]
+    check_one_sample(x.shape[0], features, training)
+    running_mean, running_var = statistics[2:]
+    if not training and (running_mean is None or running_var is None):
+        raise RuntimeError(
+            "linear_batch_norm: running_mean and running_var must be defined in evaluation mode; "
+            "give both or training=True"
+        )
+    names = ("bn_weight", "bn_bias", "running_mean", "running_var")
+    for name, tensor in zip(names, statistics, strict=True):
+        if tensor is not None and (tensor.dim() != 1 or tensor.shape[0] != features):
+            raise RuntimeError(
+                f"linear_batch_norm: {name} should contain {features} elements (rows of weight) "
+                f"but has shape {_shape(tensor)}"
+            )

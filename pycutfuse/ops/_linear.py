@@ -1,0 +1,301 @@
+"""Linear with a program: the raw operator, its autograd function, and the functional API."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pycutfuse import _library, config, reference
+from pycutfuse.ops import _gate, _launch, _vjp
+from pycutfuse.ops._contraction import contract, torch_linear
+from pycutfuse.program import Encoded, Program, encode, operands_of
+from pycutfuse.reference import apply_program
+
+NAME = "linear"
+
+
+def forward_by_torch(
+    x: Tensor,
+    weight: Tensor,
+    codes: Sequence[int],
+    constants: Sequence[float],
+    operands: Sequence[Tensor],
+    precision: str,
+) -> Tensor:
+    _gate.check_dtypes(x, weight)
+    _gate.check_linear(x, weight)
+    _gate.check_operands((*x.shape[:-1], *weight.shape[:-1]), operands, "program")
+    if precision != "ieee":
+        return reference.linear(x, weight, codes, constants, operands).contiguous()
+    value = torch_linear(x, weight, None, precision)
+    return apply_program(value, codes, constants, operands).contiguous()
+
+
+def _forward_cpu(
+    x: Tensor,
+    weight: Tensor,
+    planes: Tensor | None,
+    words: Tensor | None,
+    codes: list[int],
+    constants: list[float],
+    operands: list[Tensor],
+    precision: str,
+) -> Tensor:
+    config.report_fallback(NAME, "cpu tensors")
+    return forward_by_torch(x, weight, codes, constants, operands, precision)
+
+
+def _forward_cuda(
+    x: Tensor,
+    weight: Tensor,
+    planes: Tensor | None,
+    words: Tensor | None,
+    codes: list[int],
+    constants: list[float],
+    operands: list[Tensor],
+    precision: str,
+) -> Tensor:
+    tier = config.resolve_tier(precision)
+    if tier == "ieee":
+        program = Encoded(tuple(codes), tuple(constants))
+        found = _launch.lookup(x, weight, planes, program, operands)
+        if isinstance(found, _launch.Recipe):
+            return _launch.launch(found, x, weight, planes, words, operands)
+        _launch.report(NAME, found)
+    else:
+        config.count_handover(NAME, tier_reason(tier))
+    return forward_by_torch(x, weight, codes, constants, operands, precision)
+
+
+def tier_reason(tier: str) -> str:
+    """Why torch runs a call of that tier."""
+    if tier == "torch":
+        return 'precision="torch"'
+    return "the tf32 tier has no kernel of its own yet"
+
+
+def _forward_fake(
+    x: Tensor,
+    weight: Tensor,
+    planes: Tensor | None,
+    words: Tensor | None,
+    codes: list[int],
+    constants: list[float],
+    operands: list[Tensor],
+    precision: str,
+) -> Tensor:
+    _gate.check_linear(x, weight)
+    out_shape = (*x.shape[:-1], *weight.shape[:-1])
+    _gate.check_operands(out_shape, operands, "program")
+    return x.new_empty(out_shape)
+
+
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    codes: list[int],
+    constants: list[float],
+    operands: list[Tensor],
+    precision: str,
+    needs: list[bool],
+) -> list[Tensor]:
+    with _vjp.without_autocast(x):
+        value = None
+        if reference.reads_value(codes, needs[2:]):
+            value = contract(x.reshape(-1, x.shape[-1]), weight, precision).reshape(grad.shape)
+        of_value, of_operands = reference.program_vjp(
+            codes, constants, operands, value, grad, needs[2:]
+        )
+        of_x, of_weight = _vjp.linear_vjp(x, weight, of_value, needs[0], needs[1], precision)
+        return _vjp.own_memory((of_x, of_weight, *of_operands), (grad, x, weight, *operands))
+
+
+def _backward_fake(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    codes: list[int],
+    constants: list[float],
+    operands: list[Tensor],
+    precision: str,
+    needs: list[bool],
+) -> list[Tensor]:
+    return _vjp.fake_grads((x, weight, *operands), needs)
+
+
+_forward_op = _library.define(
+    "linear_fused",
+    "(Tensor x, Tensor weight, Tensor? planes, Tensor? words, int[] codes, float[] constants, "
+    "Tensor[] operands, str precision) -> Tensor",
+    cpu=_forward_cpu,
+    cuda=_forward_cuda,
+    fake=_forward_fake,
+)
+_backward_op = _library.define(
+    "linear_fused_backward",
+    "(Tensor grad, Tensor x, Tensor weight, int[] codes, float[] constants, Tensor[] operands, "
+    "str precision, bool[] needs) -> Tensor[]",
+    cpu=_backward,
+    cuda=_backward,
+    fake=_backward_fake,
+)
+
+
+_once: Callable[[Any], Any] = once_differentiable  # untyped
+
+
+class LinearFunction(torch.autograd.Function):
+    """Records `linear_fused`; backward is the vjp of the reference, once differentiable."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        planes: Tensor | None,
+        words: Tensor | None,
+        codes: tuple[int, ...],
+        constants: tuple[float, ...],
+        precision: str,
+        recipe: _launch.Recipe | None,
+        *operands: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, *operands)
+        ctx.codes, ctx.constants, ctx.precision = codes, constants, precision
+        if recipe is not None:
+            return _launch.launch(recipe, x, weight, planes, words, operands)
+        out: Tensor = _forward_op(x, weight, planes, words, codes, constants, operands, precision)
+        return out
+
+    @staticmethod
+    @_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *operands = ctx.saved_tensors
+        asked = ctx.needs_input_grad
+        needs = [asked[0], asked[1], *asked[8:]]
+        grads = _backward_op(
+            grad, x, weight, ctx.codes, ctx.constants, operands, ctx.precision, needs
+        )
+        of_x, of_weight, *of_operands = _vjp.restore(grads, needs)
+        return of_x, of_weight, None, None, None, None, None, None, *of_operands
+
+
+def run(
+    x: Tensor,
+    weight: Tensor,
+    planes: Tensor | None,
+    words: Tensor | None,
+    program: Encoded,
+    operands: Sequence[Tensor],
+    precision: str,
+) -> Tensor:
+    """Run the operator, or the plain chain where the operator cannot answer."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
+    codes, constants = program.codes, program.constants
+    recipe = None
+    if x.is_cuda and _gate.is_plain_eager() and config.resolve_tier(precision) == "ieee":
+        recipe = _launch.cached((x, weight, planes, *operands), program)
+    if recipe is None:
+        reason = _gate.why_reference(x, weight, operands)
+        if reason is not None:
+            _gate.check_dtypes(x, weight)
+            _gate.check_linear(x, weight)
+            config.report_fallback(NAME, reason)
+            return reference.linear(x, weight, codes, constants, operands)
+    if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
+        function: Any = LinearFunction
+        out: Tensor = function.apply(
+            x, weight, planes, words, codes, constants, precision, recipe, *operands
+        )
+        return out
+    if recipe is not None:
+        return _launch.launch(recipe, x, weight, planes, words, operands)
+    raw: Tensor = _forward_op(x, weight, planes, words, codes, constants, operands, precision)
+    return raw
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    epilogue: Program = (),
+    precision: config.Precision | None = None,
+) -> Tensor:
+    r"""Linear with a pointwise program in its epilogue: ``program(x @ weight.T + bias)``.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``(*, in_features)``, any strides.
+    weight : Tensor
+        ``(out_features, in_features)``, any strides.
+    bias : Tensor, optional
+        ``(out_features,)``; it counts as one step.
+    epilogue : sequence of Step
+        At most 16 steps, the bias included. Their operands broadcast to the output's shape and do
+        not grow it.
+    precision : {"ieee", "tf32", "torch"}, optional
+        Tier of this call; by default that of `pycutfuse.precision`, else what torch's flags allow.
+
+    Returns
+    -------
+    Tensor
+        ``(*, out_features)``, contiguous. float32 CUDA tensors run fused; for all others the plain
+        torch chain runs, with torch's own result dtype.
+
+    Raises
+    ------
+    RuntimeError
+        If shapes or dtypes do not fit, as ``torch.nn.functional.linear``.
+    TypeError
+        If an argument is no tensor, or a step no `Step`.
+    ValueError
+        If the program is too long or the precision unknown.
+
+    Notes
+    -----
+    At the ``ieee`` tier an element 2^40 times smaller than the largest of its row of x or weight
+    contributes nothing. Gradients are once differentiable on the fused path.
+
+    Examples
+    --------
+    >>> import torch, pycutfuse as pcf
+    >>> x, weight = torch.ones(2, 3), torch.ones(4, 3)
+    >>> pcf.ops.linear(x, weight, epilogue=(pcf.mul(2.0), pcf.relu()))
+    tensor([[6., 6., 6., 6.],
+            [6., 6., 6., 6.]])
+    """
+    return run(*prepare(x, weight, bias, epilogue=epilogue, precision=precision))
+
+
+def prepare(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    epilogue: Program = (),
+    precision: config.Precision | None = None,
+) -> tuple[Tensor, Tensor, None, None, Encoded, list[Tensor], str]:
+    """Arguments of `run` for a call of `linear`."""
+    config.check_precision(precision)
+    check_call(x, weight, bias)
+    operands = operands_of(epilogue)
+    if bias is not None:
+        operands = [bias, *operands]
+    program = encode(epilogue, bias=bias is not None)
+    tier = precision or config.current_precision()
+    return x, weight, None, None, program, operands, tier
+
+
+def check_call(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise what torch raises for arguments that no path takes."""
+    for name, value in (("x", x), ("weight", weight), ("bias", bias)):
+        if not isinstance(value, Tensor) and not (name == "bias" and value is None):
+            raise TypeError(f"linear: {name} is a {type(value).__name__}; it must be a Tensor")
+    if bias is not None:
+        _gate.check_dtypes(x, weight, bias)

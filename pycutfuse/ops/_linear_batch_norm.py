@@ -1,0 +1,306 @@
+"""Linear, program, batch norm, program: the autograd function and the functional API."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pycutfuse import config, reference
+from pycutfuse.ops import _gate, _vjp
+from pycutfuse.ops import _linear_batch_norm_raw as raw
+from pycutfuse.ops._launch import Recipe
+from pycutfuse.ops._linear import check_call
+from pycutfuse.ops._linear_batch_norm_raw import NAME, Call
+from pycutfuse.program import Encoded, Program, encode, operands_of
+
+_once: Callable[[Any], Any] = once_differentiable  # untyped
+
+
+class LinearBatchNormFunction(torch.autograd.Function):
+    """Records the raw operator; running statistics are updated in forward only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        planes: Tensor | None,
+        words: Tensor | None,
+        bn_weight: Tensor | None,
+        bn_bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        num_batches_tracked: Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+        program: tuple[tuple[int, ...], tuple[float, ...]],
+        after: tuple[tuple[int, ...], tuple[float, ...]],
+        operand_count: int,
+        precision: str,
+        planned: tuple[Recipe, Call] | None,
+        *operands: Tensor,
+    ) -> Tensor:
+        if planned is None:
+            call = Call(
+                x,
+                weight,
+                planes,
+                words,
+                Encoded(*program),
+                operands[:operand_count],
+                bn_weight,
+                bn_bias,
+                running_mean,
+                running_var,
+                num_batches_tracked,
+                training,
+                momentum,
+                eps,
+                Encoded(*after),
+                operands[operand_count:],
+                precision,
+            )
+            out, save = raw.forward(*call.flat())
+        else:
+            recipe, call = planned
+            save = raw.new_save(recipe, training)
+            out = raw.launch(recipe, call, save)
+        if running_mean is not None and running_var is not None and not training:
+            # A copy: a later forward in training changes the running statistics in place.
+            save = torch.stack((running_mean, torch.rsqrt(running_var + eps)))
+        ctx.save_for_backward(x, weight, bn_weight, bn_bias, save, *operands)
+        ctx.settings = (training, eps, program, after, operand_count, precision)
+        result: Tensor = out
+        return result
+
+    @staticmethod
+    @_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bn_weight, bn_bias, save, *operands = ctx.saved_tensors
+        training, eps, program, after, count, precision = ctx.settings
+        asked = ctx.needs_input_grad
+        needs = [asked[0], asked[1], asked[4], asked[5], *asked[17:]]
+        grads = raw.backward(
+            grad,
+            x,
+            weight,
+            *program,
+            operands[:count],
+            bn_weight,
+            bn_bias,
+            save,
+            training,
+            eps,
+            *after,
+            operands[count:],
+            precision,
+            needs,
+        )
+        of_x, of_weight, of_bn_weight, of_bn_bias, *rest = _vjp.restore(grads, needs)
+        return of_x, of_weight, None, None, of_bn_weight, of_bn_bias, *([None] * 11), *rest
+
+
+def run(call: Call) -> Tensor:
+    """Run the operator, or the plain chain where the operator cannot answer."""
+    x, weight, planes, words = call[:4]
+    recipe = None
+    if x.is_cuda and _gate.is_plain_eager() and config.resolve_tier(call.precision) == "ieee":
+        recipe = raw.cached(call)
+    if recipe is None:
+        reason = _gate.why_reference(x, weight, call.differentiable)
+        if reason is not None:
+            return _by_chain(call, reason)
+    if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, call.differentiable):
+        function: Any = LinearBatchNormFunction
+        recorded: Tensor = function.apply(
+            x,
+            weight,
+            planes,
+            words,
+            *call[6:14],
+            (call.program.codes, call.program.constants),
+            (call.after.codes, call.after.constants),
+            len(call.operands),
+            call.precision,
+            None if recipe is None else (recipe, call),
+            *call.operands,
+            *call.after_operands,
+        )
+        return recorded
+    if recipe is not None:
+        return raw.launch(recipe, call, None)
+    out: Tensor = raw.forward(*call.flat())[0]
+    return out
+
+
+def _by_chain(call: Call, reason: str) -> Tensor:
+    _gate.check_dtypes(call.x, call.weight)
+    raw.check(call)
+    config.report_fallback(NAME, reason)
+    program, after = call.program, call.after
+    return reference.linear_batch_norm(
+        call.x,
+        call.weight,
+        program.codes,
+        program.constants,
+        call.operands,
+        call.statistics,
+        call.training,
+        call.momentum,
+        call.eps,
+        after.codes,
+        after.constants,
+        call.after_operands,
+    )
+
+
+def linear_batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    epilogue: Program = (),
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    num_batches_tracked: Tensor | None = None,
+    bn_weight: Tensor | None = None,
+    bn_bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    after: Program = (),
+    precision: config.Precision | None = None,
+) -> Tensor:
+    r"""``after(batch_norm(program(x @ weight.T + bias)))``, statistics over the rows.
+
+    With mean and var of the batch (biased) in training, else the running ones::
+
+        y = (z - mean) / sqrt(var + eps) * bn_weight + bn_bias
+
+    Parameters
+    ----------
+    x : Tensor
+        ``(N, in_features)``, any strides.
+    weight : Tensor
+        ``(out_features, in_features)``, any strides.
+    bias : Tensor, optional
+        ``(out_features,)``; it counts as one step of `epilogue`.
+    epilogue, after : sequence of Step
+        Programs before and after the normalisation, at most 16 steps each.
+    running_mean, running_var : Tensor, optional
+        ``(out_features,)``; updated in place in training (var unbiased), read in evaluation.
+    num_batches_tracked : Tensor, optional
+        int64, 0-dim; counted in training.
+    bn_weight, bn_bias : Tensor, optional
+        ``(out_features,)``; 1 and 0 if None.
+    training : bool
+        Use the statistics of the batch.
+    momentum : float or None
+        Update factor; None means ``1 / num_batches_tracked`` (0 without a count), as torch.
+    eps : float
+        Added to the variance.
+    precision : {"ieee", "tf32", "torch"}, optional
+        As in `linear`.
+
+    Returns
+    -------
+    Tensor
+        ``(N, out_features)``.
+
+    Raises
+    ------
+    ValueError
+        If x is not 2D, or for one sample in training; nothing has changed then.
+    RuntimeError
+        If shapes or dtypes do not fit, or running statistics are missing in evaluation.
+    TypeError
+        If an argument is no tensor, or a step no `Step`.
+
+    Examples
+    --------
+    >>> import torch, pycutfuse as pcf
+    >>> x, weight = torch.tensor([[1.0], [3.0]]), torch.ones(2, 1)
+    >>> pcf.ops.linear_batch_norm(x, weight, training=True, eps=0.0)
+    tensor([[-1., -1.],
+            [ 1.,  1.]])
+    """
+    return run(
+        prepare(
+            x,
+            weight,
+            bias,
+            epilogue=epilogue,
+            running_mean=running_mean,
+            running_var=running_var,
+            num_batches_tracked=num_batches_tracked,
+            bn_weight=bn_weight,
+            bn_bias=bn_bias,
+            training=training,
+            momentum=momentum,
+            eps=eps,
+            after=after,
+            precision=precision,
+        )
+    )
+
+
+def prepare(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    epilogue: Program = (),
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    num_batches_tracked: Tensor | None = None,
+    bn_weight: Tensor | None = None,
+    bn_bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    after: Program = (),
+    precision: config.Precision | None = None,
+) -> Call:
+    """Arguments of the raw operator for a call of `linear_batch_norm`."""
+    config.check_precision(precision)
+    check_call(x, weight, bias)
+    operands = operands_of(epilogue)
+    if bias is not None:
+        operands = [bias, *operands]
+    return Call(
+        x,
+        weight,
+        None,
+        None,
+        encode(epilogue, bias=bias is not None),
+        operands,
+        bn_weight,
+        bn_bias,
+        running_mean,
+        running_var,
+        num_batches_tracked,
+        training,
+        encode_momentum(momentum, num_batches_tracked),
+        eps,
+        encode(after),
+        operands_of(after),
+        precision or config.current_precision(),
+    )
+
+
+def encode_momentum(momentum: float | None, num_batches_tracked: Tensor | None) -> float:
+    """Momentum as it crosses the dispatcher: negative for None.
+
+    Raises
+    ------
+    ValueError
+        If it is negative itself.
+    """
+    if momentum is None:
+        return 0.0 if num_batches_tracked is None else -1.0
+    if momentum < 0:
+        raise ValueError(f"momentum is {momentum}; it must be at least 0, or None")
+    return momentum

@@ -1,0 +1,57 @@
+"""Vector-Jacobian products of the reference chain, from saved inputs."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from pycutfuse.ops._contraction import contract
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A context in which autocast does not touch a backward: forward ran without it."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
+def linear_vjp(
+    x: Tensor, weight: Tensor, grad: Tensor, needs_x: bool, needs_weight: bool, precision: str
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of x (.., K) and weight (N, K) given that of x @ weight.T."""
+    rows = grad.reshape(-1, weight.shape[0])
+    of_x = of_weight = None
+    if needs_x:
+        of_x = contract(rows, weight.t(), precision).reshape(x.shape)
+    if needs_weight:
+        of_weight = contract(rows.t(), x.reshape(-1, x.shape[-1]).t(), precision)
+    return of_x, of_weight
+
+
+def own_memory(grads: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Drop the Nones and copy what shares memory: an operator's results must be its own."""
+    taken = {tensor.untyped_storage()._cdata for tensor in inputs}
+    own: list[Tensor] = []
+    for grad in grads:
+        if grad is None:
+            continue
+        grad = grad.contiguous()
+        if grad.untyped_storage()._cdata in taken:
+            grad = grad.clone()
+        taken.add(grad.untyped_storage()._cdata)
+        own.append(grad)
+    return own
+
+
+def fake_grads(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
+    """What `own_memory` returns, without data."""
+    pairs = zip(tensors, needs, strict=True)
+    return [tensor.new_empty(tensor.shape) for tensor, need in pairs if need]
+
+
+def restore(grads: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:
+    """Put None back where no gradient was needed."""
+    found = iter(grads)
+    return [next(found) if need else None for need in needs]

@@ -1,0 +1,93 @@
+"""Gradients of a program as plain torch functions, in torch's own closed forms.
+
+Closed forms and not torch.autograd: a raw operator may run below autograd, under any dispatch mode.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pycutfuse.program import OPS
+from pycutfuse.reference.program import FUNCTIONS
+
+_aten: Any = torch.ops.aten  # untyped
+
+# g: gradient of the step's result, v: its value before, o: operand or first constant, b: second.
+# At a bound of clamp, minimum and maximum torch.clamp passes the gradient.
+GRADIENTS: dict[str, Callable[[Tensor, Any, Any, float], Tensor]] = {
+    "add": lambda g, v, o, b: g,
+    "sub": lambda g, v, o, b: g,
+    "mul": lambda g, v, o, b: g * o,
+    "div": lambda g, v, o, b: g / o,
+    "minimum": lambda g, v, o, b: torch.where(v <= o, g, 0.0),
+    "maximum": lambda g, v, o, b: torch.where(v >= o, g, 0.0),
+    "relu": lambda g, v, o, b: _aten.threshold_backward(g, v, 0),
+    "leaky_relu": lambda g, v, o, b: _aten.leaky_relu_backward(g, v, o, False),
+    "sigmoid": lambda g, v, o, b: _aten.sigmoid_backward(g, torch.sigmoid(v)),
+    "tanh": lambda g, v, o, b: _aten.tanh_backward(g, torch.tanh(v)),
+    "gelu_erf": lambda g, v, o, b: _aten.gelu_backward(g, v),
+    "gelu_tanh": lambda g, v, o, b: _aten.gelu_backward(g, v, approximate="tanh"),
+    "silu": lambda g, v, o, b: _aten.silu_backward(g, v),
+    "mish": lambda g, v, o, b: _aten.mish_backward(g, v),
+    "hardswish": lambda g, v, o, b: _aten.hardswish_backward(g, v),
+    "clamp": lambda g, v, o, b: torch.where((v >= o) & (v <= b), g, 0.0),
+    "softplus": lambda g, v, o, b: _aten.softplus_backward(g, v, o, b),
+}
+OPERAND_GRADIENTS: dict[str, Callable[[Tensor, Any, Tensor], Tensor]] = {
+    "add": lambda g, v, o: g,
+    "sub": lambda g, v, o: -g,
+    "mul": lambda g, v, o: g * v,
+    "div": lambda g, v, o: -g * ((v / o) / o),
+}
+_NAMES = list(OPS)
+_SUMS = frozenset({"add", "sub"})
+_FACTORS = frozenset({"mul", "div"})
+
+
+def reads_value(codes: Sequence[int], needs: Sequence[bool]) -> bool:
+    """Whether the gradients depend on the value that enters the program.
+
+    `needs` says for each operand whether its gradient is wanted: that of a factor is a function of
+    the value, that of a summand is not.
+    """
+    for op, operand in zip(codes[::2], codes[1::2], strict=True):
+        name = _NAMES[op]
+        if name in _SUMS or (name in _FACTORS and (operand < 0 or not needs[operand])):
+            continue
+        return True
+    return False
+
+
+def program_vjp(
+    codes: Sequence[int],
+    constants: Sequence[float],
+    operands: Sequence[Tensor],
+    value: Tensor | None,
+    grad: Tensor,
+    needs: Sequence[bool],
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Gradients of the value that enters the program, and of the operands that `needs` wants.
+
+    `value` may be None where `reads_value` is false.
+    """
+    found: list[Tensor | None] = [None] * len(operands)
+    steps: list[tuple[str, int, Any, float]] = []
+    values: list[Tensor | None] = []
+    for at in range(0, len(codes), 2):
+        operand = codes[at + 1]
+        other = operands[operand] if operand >= 0 else constants[at]
+        steps.append((_NAMES[codes[at]], operand, other, constants[at + 1]))
+        values.append(value)
+        if value is not None and at + 2 < len(codes):
+            value = FUNCTIONS[steps[-1][0]](value, other, constants[at + 1])
+    for (name, operand, other, second), before in zip(
+        reversed(steps), reversed(values), strict=True
+    ):
+        if operand >= 0 and needs[operand]:
+            own = OPERAND_GRADIENTS[name](grad, before, other).sum_to_size(other.shape)
+            earlier = found[operand]
+            found[operand] = own if earlier is None else earlier + own
+        grad = GRADIENTS[name](grad, before, other, second)
+    return grad, found

@@ -1,0 +1,23 @@
+"""What tests and `verify` share: guarded memory, error measures, generators, forced policies."""
+
+from pycutfuse.testing.accuracy import IEEE_FLOOR, ErrorPair, errors, no_worse
+from pycutfuse.testing.forcing import exact_promotion, forced_policy
+from pycutfuse.testing.generators import DISTRIBUTIONS, generate, integers
+from pycutfuse.testing.memory import LAYOUTS, GuardError, Guards, guarded, strided
+
+__all__ = [
+    "DISTRIBUTIONS",
+    "IEEE_FLOOR",
+    "LAYOUTS",
+    "ErrorPair",
+    "GuardError",
+    "Guards",
+    "errors",
+    "exact_promotion",
+    "forced_policy",
+    "generate",
+    "guarded",
+    "integers",
+    "no_worse",
+    "strided",
+]

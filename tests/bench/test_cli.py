@@ -1,0 +1,204 @@
+"""Both commands do what their options say, and answer nonsense in one line with exit code 2."""
+
+import argparse
+import json
+import sys
+
+import pytest
+import torch
+
+from pycutfuse.bench import cli, report, results
+
+GOOD = """
+import torch
+from torch import nn
+
+class Model(nn.Linear):
+    pass
+
+class ModelNew(nn.Linear):
+    {body}
+
+def get_inputs():
+    return [torch.rand(8, 4)]
+
+def get_init_inputs():
+    return [4, 3]
+"""
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser(prog="pycutfuse")
+    cli.add_arguments(parser.add_subparsers(required=True))
+    parsed = parser.parse_args([str(argument) for argument in arguments])
+    return parsed.run(parsed)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def _file(tmp_path, text):
+    path = tmp_path / "problem.py"
+    path.write_text(text)
+    return path
+
+
+def test_verify_gives_0_for_a_faithful_model_and_1_for_a_wrong_one(tmp_path, no_gpu, capsys):
+    assert run("verify", _file(tmp_path, GOOD.replace("{body}", "pass"))) == 0
+    wrong = "def forward(self, x):\n        return super().forward(x) + 1e-5"
+    assert run("verify", _file(tmp_path, GOOD.replace("{body}", wrong))) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+NONSENSE = {
+    "syntax error": ("def get_inputs(:\n", "problem.py:1: syntax error"),
+    "raises": ("x = 1\n1 / 0\n", "problem.py:2: ZeroDivisionError"),
+    "exits": ("import sys\nsys.exit(0)\n", "problem.py:2: SystemExit"),
+    "null byte": ("x = 1\0\n", "problem.py"),
+    "no ModelNew": (GOOD.replace("ModelNew", "Other"), "defines no ModelNew"),
+    "no Model": (GOOD.replace("class Model(", "class Other("), "defines no Model;"),
+    "no get_inputs": (GOOD.replace("get_inputs", "inputs"), "no function get_inputs()"),
+    "not a module": ("Model = ModelNew = int\n", "Model is not a subclass"),
+    "not a list": (GOOD.replace("return [4, 3]", "return 4"), "get_init_inputs() returned int"),
+    "wrong init": (GOOD.replace("[4, 3]", "[4, 3, 4, 5, 6, 7, 8]"), "Model raised TypeError"),
+    "wrong input": (GOOD.replace("(8, 4)", "(8, 5)"), "Model failed in train, get_inputs()"),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_verify_answers_a_nonsense_file_in_one_line(tmp_path, no_gpu, capsys, name):
+    text, expected = NONSENSE[name]
+    assert run("verify", _file(tmp_path, text.replace("{body}", "pass"))) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line[0] != " "]
+    assert len(lines) == 1
+    assert lines[0].startswith("pycutfuse: ")
+    assert expected in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("absent.py", "no such file"), (".", "not a Python file")]
+)
+def test_verify_answers_a_path_that_is_no_file(tmp_path, capsys, name, expected):
+    assert run("verify", tmp_path / name) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "tpu", "meta"])
+def test_verify_answers_an_impossible_device(tmp_path, capsys, device):
+    path = _file(tmp_path, GOOD.replace("{body}", "pass"))
+    assert run("verify", path, "--device", device) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "--tier", "fp8"),
+        ("bench", "--cases", "x"),
+        ("verify",),
+        ("verify", "x.py", "--batch", "0"),
+        ("verify", "x.py", "--batch", "many"),
+    ],
+)
+def test_impossible_options_end_with_2(arguments):
+    with pytest.raises(SystemExit) as stop:
+        run(*arguments)
+    assert stop.value.code == 2
+
+
+@pytest.mark.parametrize("command", ["bench", "verify"])
+def test_help_names_the_options(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(command, "--help")
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert ("--case" in shown and "--plot" in shown) if command == "bench" else "FILE" in shown
+
+
+def test_list_names_the_chosen_cases_and_runs_nothing(capsys):
+    assert run("bench", "--list", "--case", "linear_gelu.4096*") == 0
+    assert capsys.readouterr().out == "linear_gelu.4096x4096-4096\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--case", "conv9d"], "--case conv9d: no such case"),
+        (["--tier", "tf32"], "has not landed"),
+        (["--from-json", "absent.json"], "absent.json"),
+        (["--update-readme", "absent.md"], "absent.md"),
+        (["--json", "absent/folder/x.json"], "does not exist"),
+    ],
+)
+def test_bench_answers_nonsense_before_it_runs(arguments, expected, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "_measure", lambda arguments: pytest.fail("something was run"))
+    assert run("bench", *arguments) == 2
+    captured = capsys.readouterr()
+    assert expected in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_plot_without_matplotlib_says_how_to_get_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(cli, "_measure", lambda arguments: pytest.fail("something was run"))
+    assert run("bench", "--plot", "x.png") == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_a_run_that_is_cut_off_leaves_what_it_has_found(tmp_path, no_gpu, monkeypatch):
+    from pycutfuse.bench import runner
+
+    run_case = runner.run_case
+
+    def cut_off(case, options, device):
+        if "5000" in case.name:
+            raise KeyboardInterrupt
+        return run_case(case, options, device)
+
+    monkeypatch.setattr(runner, "run_case", cut_off)
+    written = tmp_path / "run.json"
+    with pytest.raises(KeyboardInterrupt):
+        run("bench", "--case", "linear_gelu.*", "--json", written)
+    assert len(results.read(written).cases) == 3
+
+
+def test_without_a_gpu_cases_are_verified_at_reduced_sizes_and_said_so(tmp_path, no_gpu, capsys):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{report.BEGIN}\n{report.END}\n")
+    written = tmp_path / "run.json"
+    chosen = ["--case", "linear_gelu.5000*", "--case", "*.1024x8192-8192.train"]
+    code = run("bench", *chosen, "--json", written, "--update-readme", readme)
+    captured = capsys.readouterr()
+    assert code == 0
+    assert "no GPU" in captured.err
+    assert "reference path ran at reduced sizes and no speed is reported" in captured.out
+    result = results.read(written)
+    assert [case.name for case in result.cases] == [
+        "linear_scale_batch_norm.1024x8192-8192.train",
+        "linear_gelu.5000x3000-1000",
+    ]
+    assert result.cases[1].shape == (156, 93, 31)
+    assert all(case.passed and not case.timings for case in result.cases)
+    assert json.loads(written.read_text())["environment"]["gpu"] is None
+    assert "156x93->31" in readme.read_text()
+    assert run("bench", "--from-json", written, "--update-readme", readme) == 0
+    assert "up to date" in capsys.readouterr().out
+
+
+def test_one_broken_case_does_not_cost_the_others_and_gives_1(no_gpu, capsys, monkeypatch):
+    from pycutfuse.bench import runner
+
+    run_case = runner.run_case
+
+    def broken(case, options, device):
+        if "5000" in case.name:
+            raise RuntimeError("out of memory")
+        return run_case(case, options, device)
+
+    monkeypatch.setattr(runner, "run_case", broken)
+    assert run("bench", "--case", "linear_gelu.*") == 1
+    out = capsys.readouterr().out
+    assert "out of memory" in out
+    assert "FAILED: 1 of 4 cases: linear_gelu.5000x3000-1000" in out

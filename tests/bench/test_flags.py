@@ -1,0 +1,32 @@
+"""Global settings are changed inside the block and put back after it, errors included."""
+
+import pytest
+import torch
+
+from pycutfuse.bench import flags
+
+
+def test_tf32_is_on_inside_and_put_back_after_an_error():
+    before = flags.describe_precision()
+    inside = {}
+
+    def fail():
+        with flags.tf32():
+            inside.update(flags.describe_precision())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert inside == {"matmul": "tf32", "cudnn.conv": "tf32"}
+    assert flags.describe_precision() == before
+    assert torch.backends.cuda.matmul.allow_tf32 is (before["matmul"] == "tf32")
+
+
+def test_poison_fills_every_new_tensor_and_is_put_back():
+    before = torch.are_deterministic_algorithms_enabled()
+    with flags.poisoned_allocations():
+        assert torch.empty(1000).isnan().all()
+        assert torch.empty_like(torch.zeros(7, 3)).isnan().all()
+        assert (torch.empty(1000, dtype=torch.uint8) == 255).all()
+        assert torch.zeros(10).eq(0).all()
+    assert torch.are_deterministic_algorithms_enabled() is before

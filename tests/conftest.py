@@ -1,0 +1,68 @@
+"""Fixtures for all tests: the GPU, a quiet fallback, and counters that start at zero."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pycutfuse import config
+
+_gpu = {"run": 0, "skipped": 0}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cuda(count=1): needs that many CUDA GPUs")
+
+
+def _needed(item: pytest.Item) -> int:
+    marker = item.get_closest_marker("cuda")
+    return 0 if marker is None else int(marker.kwargs.get("count", 1))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    needed = _needed(item)
+    if needed == 0:
+        return
+    found = torch.cuda.device_count()
+    if found < needed:
+        _gpu["skipped"] += 1
+        pytest.skip(f"needs {needed} CUDA GPU{'s' * (needed > 1)}, found {found}")
+    _gpu["run"] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if any(_gpu.values()):
+        terminalreporter.write_line(
+            f"GPU tests: {_gpu['run']} ran, {_gpu['skipped']} skipped for lack of a GPU"
+        )
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Fallbacks say nothing unless a test asks; counters and warnings start anew."""
+    outer = config.set_fallback_policy("silent")
+    config.reset_counters()
+    yield
+    config.set_fallback_policy(outer)
+    config.reset_counters()
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    """The GPU of tests that are marked `cuda`."""
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The CPU, and the GPU where there is one."""
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def fused() -> Iterator[None]:
+    """Fails if any call of the test ran on torch: tests of kernels must reach them."""
+    config.reset_counters()
+    yield
+    detours = {kind: found for kind, found in config.counters().items() if found}
+    assert not detours, f"torch ran instead of the kernels: {detours}"

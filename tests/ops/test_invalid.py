@@ -1,0 +1,112 @@
+"""Invalid calls raise torch's exception type with value, limit and remedy, and change nothing."""
+
+import pytest
+import torch
+
+import pycutfuse as pcf
+
+from ..cases.invalid import BATCH_NORM, LINEAR, InvalidCase
+
+
+def raised(call, device: torch.device) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the type is what is compared
+        call(device)
+    return caught.value
+
+
+@pytest.mark.parametrize("case", LINEAR + BATCH_NORM, ids=str)
+def test_same_exception_type_as_torch(case: InvalidCase, device: torch.device) -> None:
+    ours, theirs = raised(case.ours, device), raised(case.theirs, device)
+    assert type(ours) is type(theirs), (ours, theirs)
+    for word in case.words:
+        assert word in str(ours)
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 4), (2, 6, 4), (6, 1, 1)], ids=str)
+def test_an_operand_must_not_grow_the_output(shape, device: torch.device) -> None:
+    x, weight = torch.ones(6, 5, device=device), torch.ones(4, 5, device=device)
+    operand = torch.ones(shape, device=device)
+    with pytest.raises(RuntimeError, match=r"operand 1 has shape .* output's \(6, 4\)"):
+        pcf.ops.linear(x, weight, torch.ones(4, device=device), epilogue=(pcf.mul(operand),))
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "words"),
+    [
+        (lambda: pcf.add("one"), TypeError, "str"),
+        (lambda: pcf.mul(True), TypeError, "bool"),
+        (lambda: pcf.div(1j), TypeError, "complex"),
+        (lambda: pcf.minimum(torch.ones(3)), TypeError, "Tensor"),
+        (lambda: pcf.maximum(float("nan")), ValueError, "NaN"),
+        (lambda: pcf.leaky_relu(None), TypeError, "NoneType"),
+        (lambda: pcf.gelu(approximate="erf"), RuntimeError, "'none' or 'tanh'"),
+        (lambda: pcf.clamp(), RuntimeError, "at least one"),
+        (lambda: pcf.clamp(float("nan")), ValueError, "NaN"),
+        (lambda: pcf.hardtanh(2.0, 1.0), ValueError, "greater"),
+        (lambda: pcf.nn.Linear(2, 2, epilogue=(pcf.relu,)), TypeError, "relu()"),
+        (lambda: pcf.nn.Linear(2, 2, epilogue=("relu",)), TypeError, "step 0"),
+        (lambda: pcf.nn.Linear(2, 2, epilogue=(pcf.relu(),) * 16), ValueError, "at most 16"),
+        (lambda: pcf.nn.Linear(2, 2, precision="fp32"), ValueError, "ieee"),
+        (lambda: pcf.precision("exact"), ValueError, "ieee"),
+        (lambda: pcf.set_fallback_policy("never"), ValueError, "warn once"),
+        (lambda: pcf.nn.Linear(-1, 2), RuntimeError, "-1"),
+        (lambda: pcf.freeze(torch.nn.ReLU()), ValueError, "pycutfuse"),
+        (lambda: pcf.explain(torch.nn.ReLU()), TypeError, "ReLU"),
+    ],
+)
+def test_malformed_programs_and_options(build, error, words) -> None:
+    with pytest.raises(error) as caught:
+        build()
+    assert words in str(caught.value)
+
+
+def test_sixteen_steps_are_allowed_without_a_bias() -> None:
+    layer = pcf.nn.Linear(2, 2, bias=False, epilogue=(pcf.add(1.0),) * 16)
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(layer(x), x @ layer.weight.T + 16)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_refused_batch_changes_no_state(rows: int, device: torch.device) -> None:
+    layer = pcf.nn.LinearScaleBatchNorm1d(5, 4, (4,), device=device)
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    bad = torch.ones(rows, 5 if rows == 1 else 6, device=device)
+    with pytest.raises((ValueError, RuntimeError)):
+        layer(bad)
+    for name, tensor in layer.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_a_mismatched_running_statistic_changes_no_state(device: torch.device) -> None:
+    layer = pcf.nn.LinearScaleBatchNorm1d(5, 4, (4,), device=device)
+    layer.bn.running_var = torch.ones(3, device=device)
+    with pytest.raises(RuntimeError, match="running_var"):
+        layer(torch.ones(6, 5, device=device))
+    assert int(layer.bn.num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize("value", [None, [1.0, 2.0], 3.0])
+def test_modules_refuse_what_is_no_tensor(value) -> None:
+    for layer in (pcf.nn.Linear(2, 2), pcf.nn.LinearScaleBatchNorm1d(2, 2, (2,))):
+        with pytest.raises(TypeError, match="Tensor"):
+            layer(value)
+
+
+@pytest.mark.cuda
+def test_mixed_devices_raise_as_torch(cuda: torch.device) -> None:
+    layer = pcf.nn.Linear(5, 4, device=cuda)
+    with pytest.raises(RuntimeError, match="same device"):
+        layer(torch.ones(3, 5))
+
+
+def test_overflowing_sizes_raise(device: torch.device) -> None:
+    x = torch.ones(1, 1, device=device).expand(2**40, 1)
+    weight = torch.ones(1, 1, device=device).expand(2**40, 1)
+    with pytest.raises(RuntimeError):
+        pcf.ops.linear(x, weight)
+
+
+def test_torch_jit_script_says_what_to_do() -> None:
+    for layer in (pcf.nn.Linear(2, 2), torch.nn.Sequential(pcf.nn.Linear(2, 2))):
+        with pytest.raises(NotImplementedError, match=r"torch\.compile"):
+            torch.jit.script(layer)

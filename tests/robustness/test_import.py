@@ -1,0 +1,86 @@
+"""Import costs little beyond torch, touches no GPU, and loads nothing that is not used."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import pycutfuse as pcf
+
+TIME = """
+import sys, time
+import torch
+before = set(sys.modules)
+begin = time.perf_counter()
+import pycutfuse
+print(time.perf_counter() - begin)
+print(torch.cuda.is_initialized())
+print(sorted(name for name in set(sys.modules) - before if name.startswith("pycutfuse")))
+"""
+
+
+def python(code: str) -> list[str]:
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return run.stdout.strip().splitlines()
+
+
+def test_import_is_quick_and_lazy() -> None:
+    runs = [python(TIME) for _ in range(3)]
+    assert min(float(run[0]) for run in runs) < 0.05
+    assert all(run[1] == "False" for run in runs)
+    assert runs[0][2] == "['pycutfuse']"
+
+
+def test_using_modules_is_quick_too() -> None:
+    # Registration of the operators and the modules count as import, though they come later.
+    code = TIME.replace("import pycutfuse\n", "import pycutfuse\npycutfuse.nn, pycutfuse.ops\n")
+    assert min(float(python(code)[0]) for _ in range(3)) < 0.05
+
+
+@pytest.mark.cuda
+def test_info_and_import_create_no_context() -> None:
+    code = """
+import torch, pycutfuse
+from pycutfuse import info
+found = info.collect()
+print(torch.cuda.is_initialized(), found["devices"][0]["runs"])
+"""
+    assert python(code) == ["False True"]
+
+
+@pytest.mark.parametrize("name", pcf.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(pcf, name) is not None
+    assert name in dir(pcf)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'conv9d'"):
+        pcf.conv9d  # noqa: B018
+
+
+def test_info_on_the_command_line() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pycutfuse", "info", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(run.stdout)
+    assert found["pycutfuse"] == pcf.__version__
+    assert found["library"]["loaded"] or found["library"]["diagnosis"]
+    assert not found["library"].get("disagrees")
+    text = subprocess.run(
+        [sys.executable, "-m", "pycutfuse", "info"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "libcutfuse.so" in text
+
+
+def test_a_wrong_command_says_what_there_is() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pycutfuse", "nothing"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    for word in ("info", "bench", "verify"):
+        assert word in run.stderr
