@@ -39,7 +39,7 @@ CUTFUSE_API std::string to_string(const GemmProblem& problem);
 /// Can be pasted back as code: GemmPolicy{128, 192, 2, 64, Raster::kAlongN, 1}.
 CUTFUSE_API std::string to_string(const GemmPolicy& policy);
 
-/// kInvalidValue for a negative size or one whose products overflow 63 bits.
+/// kInvalidValue for a negative size, kInvalidShape for sizes whose products overflow 63 bits.
 CUTFUSE_API Status validate(const GemmProblem& problem) noexcept;
 
 /// kNotSupported, in words for `explain`, if no kernel of this build takes the problem on the

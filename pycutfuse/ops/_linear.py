@@ -27,10 +27,10 @@ def forward_by_torch(
     _gate.check_dtypes(x, weight)
     _gate.check_linear(x, weight)
     _gate.check_operands((*x.shape[:-1], *weight.shape[:-1]), operands, "program")
-    if precision != "ieee":
-        return reference.linear(x, weight, codes, constants, operands).contiguous()
-    value = torch_linear(x, weight, None, precision)
-    return apply_program(value, codes, constants, operands).contiguous()
+    if precision == "ieee" and x.is_cuda and config.torch_tier() != "ieee":
+        value = torch_linear(x, weight, None, precision)
+        return apply_program(value, codes, constants, operands).contiguous()
+    return reference.linear(x, weight, codes, constants, operands).contiguous()
 
 
 def _forward_cpu(

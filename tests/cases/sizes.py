@@ -43,10 +43,12 @@ EMPTY = [
 KERNEL = [
     SizeCase((256,), 256, 256),
     SizeCase((1,), 64, 128),
-    SizeCase((128,), 1, 64),
+    SizeCase((128,), 65, 64),
     SizeCase((333,), 129, 517),
-    SizeCase((97,), 63, 65),
+    SizeCase((97,), 127, 65),
     SizeCase((130,), 1000, 10),
     SizeCase((3, 43), 72, 200),
     SizeCase((1024,), 2050, 384),
+    SizeCase((2048,), 200, 2049),
+    SizeCase((33,), 8200, 40),
 ]

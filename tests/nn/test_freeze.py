@@ -165,9 +165,9 @@ def test_a_new_parameter_drops_the_planes(cuda: torch.device) -> None:
 @pytest.mark.cuda
 def test_a_weight_of_another_shape_is_refused(layer: nn.Module) -> None:
     pcf.freeze(layer)
-    weight_of(layer).data = torch.zeros(64, 40, device="cuda")
+    weight_of(layer).data = torch.zeros(64, 72, device="cuda")
     with pytest.raises(RuntimeError, match="unfreeze"):
-        layer(torch.zeros(3, 40, device="cuda"))
+        layer(torch.zeros(3, 72, device="cuda"))
 
 
 @pytest.mark.cuda
