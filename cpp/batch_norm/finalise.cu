@@ -6,21 +6,26 @@
 
 #include "batch_norm/kernels.h"
 #include "core/launch.h"
-#include "device/moments.cuh"
+#include "device/moments.h"
 
 namespace cutfuse::batch_norm {
 namespace {
 
 constexpr int kBlock = 128;
 
+/// As Moments, in fp64: the roundings of up to M / 64 merges would show in the mean.
 struct Counted {
-  Moments moments;
-  float count;
+  double mean;
+  double m2;
+  double count;
 };
 
 struct MergeCounted {
   __device__ Counted operator()(const Counted& a, const Counted& b) const {
-    return {merge(a.moments, a.count, b.moments, b.count), a.count + b.count};
+    const double count = a.count + b.count;
+    const double weight = count > 0.0 ? b.count / count : 0.0;
+    const double delta = b.mean - a.mean;
+    return {a.mean + delta * weight, a.m2 + b.m2 + delta * delta * (a.count * weight), count};
   }
 };
 
@@ -41,19 +46,19 @@ __global__ void __launch_bounds__(kBlock)
     return;  // whole warps when kThreads is 32; never when the block has one column
   }
   const Moments* of_column = partials + column * partial_count;
-  Counted mine{{0.f, 0.f}, 0.f};
+  Counted mine{0.0, 0.0, 0.0};
   for (int64_t p = thread; p < partial_count; p += kThreads) {
-    const auto count = static_cast<float>(min(rows - p * kPartialRows, int64_t(kPartialRows)));
-    mine = MergeCounted{}(mine, {of_column[p], count});
+    const Moments partial = of_column[p];
+    const auto count = static_cast<double>(min(rows - p * kPartialRows, int64_t(kPartialRows)));
+    mine = MergeCounted{}(mine, {partial.mean, partial.m2, count});
   }
   const Counted all = Reduce(storage[group]).Reduce(mine, MergeCounted{});
   if (thread != 0) {
     return;
   }
   const auto n = static_cast<double>(rows);
-  const double mean = all.moments.mean;
-  const double var = all.moments.m2 / n;
-  buffers.save_mean[column] = all.moments.mean;
+  const double var = all.m2 / n;
+  buffers.save_mean[column] = static_cast<float>(all.mean);
   buffers.save_invstd[column] = static_cast<float>(1.0 / sqrt(var + buffers.eps));
   if (buffers.running_mean == nullptr) {
     return;
@@ -64,19 +69,8 @@ __global__ void __launch_bounds__(kBlock)
   const auto blend = [f](float* running, double batch) {
     *running = static_cast<float>((1.0 - f) * static_cast<double>(*running) + f * batch);
   };
-  blend(buffers.running_mean + column, mean);
-  blend(buffers.running_var + column, all.moments.m2 / (n - 1.0));
-}
-
-__global__ void __launch_bounds__(kBlock)
-    fold_kernel(const BatchNormBuffers buffers, int64_t columns, float* scale) {
-  wait_for_previous_kernels();
-  const int64_t column = int64_t(blockIdx.x) * kBlock + threadIdx.x;
-  if (column < columns) {
-    const double var = buffers.running_var[column];
-    const float invstd = static_cast<float>(1.0 / sqrt(var + buffers.eps));
-    scale[column] = buffers.weight != nullptr ? invstd * buffers.weight[column] : invstd;
-  }
+  blend(buffers.running_mean + column, all.mean);
+  blend(buffers.running_var + column, all.m2 / (n - 1.0));
 }
 
 unsigned blocks(int64_t items, int64_t per_block) {
@@ -93,10 +87,6 @@ Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, in
   }
   return launch(finalise_kernel<kBlock>, blocks(columns, 1), kBlock, 0, stream, partials,
                 partial_count, rows, columns, buffers);
-}
-
-Status fold(const BatchNormBuffers& buffers, int64_t columns, float* scale, void* stream) noexcept {
-  return launch(fold_kernel, blocks(columns, kBlock), kBlock, 0, stream, buffers, columns, scale);
 }
 
 }  // namespace cutfuse::batch_norm

@@ -20,9 +20,6 @@ namespace cutfuse::batch_norm {
 Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
                 const BatchNormBuffers& buffers, void* stream) noexcept;
 
-/// scale = weight / sqrt(running_var + eps), [columns]; null weight is 1.
-Status fold(const BatchNormBuffers& buffers, int64_t columns, float* scale, void* stream) noexcept;
-
 /// out = after(step(out)), in place; raises *num_batches_tracked by one if it is not null.
 Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Normalise& step,
                  const DeviceProgram& after, int64_t* num_batches_tracked, int32_t sm_count,

@@ -13,6 +13,7 @@
 #include "cutfuse/fused.h"
 #include "cutfuse/split.h"
 #include "gemm/launcher.h"
+#include "split/split.h"
 
 namespace cutfuse {
 namespace {
@@ -56,8 +57,7 @@ class FusedPlan final : public Plan {
   DeviceProps device_;
   GemmPolicy policy_;
   Arena arena_;
-  int64_t x_planes_ = 0, x_words_ = 0, weight_planes_ = 0, weight_words_ = 0, partials_ = 0,
-          scale_ = 0;
+  int64_t x_planes_ = 0, x_words_ = 0, weight_planes_ = 0, weight_words_ = 0, partials_ = 0;
   std::unique_ptr<gemm::Launcher> gemm_;
 
   bool empty() const { return problem_.gemm.m == 0 || problem_.gemm.n == 0; }
@@ -85,9 +85,6 @@ Status FusedPlan::lay_out() {
     int64_t bytes = 0;
     fits = fits && checked_multiply(n, partial_count() * int64_t(sizeof(Moments)), &bytes) &&
            arena_.add(bytes, &partials_);
-  }
-  if (problem_.tail == Tail::kBatchNormEval) {
-    fits = fits && arena_.add(n * int64_t(sizeof(float)), &scale_);
   }
   if (!fits) {
     return error(Code::kInvalidValue, "the workspace of %s needs more than 2^63 bytes",
@@ -186,18 +183,27 @@ Status FusedPlan::bind(const FusedBuffers& buffers, gemm::GemmCall* call,
     epilogue.partials = at<Moments>(workspace, partials_);
     epilogue.partial_count = partial_count();
   }
-  if (Status status =
-          append(problem_.program, buffers.operands, buffers.operand_count, &epilogue.program);
+  DeviceProgram& program = epilogue.program;
+  if (problem_.tail == Tail::kBatchNormEval) {
+    program.operands[gemm::kMeanOperand] = {bn.running_mean, 0, 1};
+    program.operands[gemm::kVarOperand] = {bn.running_var, 0, 1};
+    program.operands[gemm::kBiasOperand] = {bn.bias, 0, 1};
+    program.operand_count = bn.bias != nullptr ? 3 : 2;
+    epilogue.normalises = true;
+    epilogue.weight = bn.weight;
+    epilogue.eps = static_cast<float>(bn.eps);
+  }
+  if (Status status = append(problem_.program, buffers.operands, buffers.operand_count, &program);
       !status.ok()) {
     return status;
   }
   if (problem_.tail == Tail::kBatchNormEval) {
-    append(Op::kSub, bn.running_mean, &epilogue.program);
-    append(Op::kMul, at<float>(workspace, scale_), &epilogue.program);
-    if (bn.bias != nullptr) append(Op::kAdd, bn.bias, &epilogue.program);
+    append(Op::kSub, gemm::kMeanOperand, &program);
+    append(Op::kMul, gemm::kVarOperand, &program);
+    if (bn.bias != nullptr) append(Op::kAdd, gemm::kBiasOperand, &program);
   }
   return append(problem_.after, buffers.after_operands, buffers.after_operand_count,
-                training() ? after : &epilogue.program);
+                training() ? after : &program);
 }
 
 Status FusedPlan::launch(const FusedBuffers& buffers, void* stream) const noexcept {
@@ -212,15 +218,10 @@ Status FusedPlan::launch(const FusedBuffers& buffers, void* stream) const noexce
   const auto [m, n, k, precision] = problem_.gemm;
   void* workspace = buffers.workspace;
   const BatchNormBuffers& bn = buffers.batch_norm;
-  Status status = split(buffers.x, m, k, at<void>(workspace, x_planes_),
-                        at<int32_t>(workspace, x_words_), device_, stream);
-  if (status.ok() && !problem_.weight_planes) {
-    status = split(buffers.weight, n, k, at<void>(workspace, weight_planes_),
-                   at<int32_t>(workspace, weight_words_), device_, stream);
-  }
-  if (status.ok() && problem_.tail == Tail::kBatchNormEval) {
-    status = batch_norm::fold(bn, n, at<float>(workspace, scale_), stream);
-  }
+  const SplitJob x{buffers.x, m, at<void>(workspace, x_planes_), at<int32_t>(workspace, x_words_)};
+  const SplitJob weight{buffers.weight, n, at<void>(workspace, weight_planes_),
+                        at<int32_t>(workspace, weight_words_)};
+  Status status = split(x, problem_.weight_planes ? nullptr : &weight, k, stream);
   if (status.ok()) {
     status = gemm_->launch(call, stream);
   }

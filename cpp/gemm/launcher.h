@@ -14,6 +14,11 @@
 
 namespace cutfuse::gemm {
 
+/// Operands of batch norm's affine step in an epilogue come first, so that they are always staged.
+inline constexpr int kMeanOperand = 0;
+inline constexpr int kVarOperand = 1;
+inline constexpr int kBiasOperand = 2;
+
 /// Run-time arguments of the epilogue, part of the kernel's parameters.
 struct EpilogueArguments {
   const int32_t* a_words = nullptr;  ///< split's row words of A [M] and B [N], padded to even
@@ -22,6 +27,10 @@ struct EpilogueArguments {
   ConstMatrix b;
   int64_t k = 0;
   DeviceProgram program;
+  /// Operand kVarOperand of `program` is a variance: read as weight / sqrt(var + eps).
+  bool normalises = false;
+  const float* weight = nullptr;  ///< null: 1
+  float eps = 0.f;
   Moments* partials = nullptr;  ///< [N][partial_count] or null: no statistics
   int64_t partial_count = 0;    ///< ceil(M / kPartialRows)
   Matrix out;

@@ -23,11 +23,10 @@ Status append(const Program& program, const Operand* operands, int32_t operand_c
   return {};
 }
 
-void append(Op op, const float* vector, DeviceProgram* bound) noexcept {
+void append(Op op, int32_t operand, DeviceProgram* bound) noexcept {
   Step step;
   step.op = op;
-  step.operand = bound->operand_count;
-  bound->operands[bound->operand_count++] = {vector, 0, 1};
+  step.operand = operand;
   bound->steps[bound->count++] = step;
 }
 

@@ -21,7 +21,7 @@ struct DeviceProgram {
 Status append(const Program& program, const Operand* operands, int32_t operand_count,
               DeviceProgram* bound) noexcept;
 
-/// Appends one binary step with the per-channel vector `vector`.
-void append(Op op, const float* vector, DeviceProgram* bound) noexcept;
+/// Appends one binary step that reads operand `operand`, an index into bound->operands.
+void append(Op op, int32_t operand, DeviceProgram* bound) noexcept;
 
 }  // namespace cutfuse

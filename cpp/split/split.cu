@@ -10,6 +10,7 @@
 #include "core/current_device.h"
 #include "core/launch.h"
 #include "core/status.h"
+#include "split/split.h"
 
 namespace cutfuse {
 namespace {
@@ -27,6 +28,11 @@ struct Source {
   ConstMatrix x;
   int64_t rows;
   int64_t k;
+};
+
+struct Work {
+  Source source;
+  Planes planes;
 };
 
 /// Largest finite magnitude, as the bits of its absolute value (ordered like the values), and
@@ -125,12 +131,18 @@ __device__ Magnitude merge_row(Magnitude mine) {
 
 constexpr int kBlock = 256;
 
-/// kThreads threads convert one row; up to kGroups groups of it stay in their registers.
-/// kGroups == 0: the row is read twice.
+/// kThreads threads convert one row of `first` (the blocks before first_blocks) or of `second`; up
+/// to kGroups groups of it stay in their registers. kGroups == 0: the row is read twice.
 template <int kThreads, int kGroups, bool kVector>
-__global__ void __launch_bounds__(kBlock) split_rows(const Source source, const Planes planes) {
+__global__ void __launch_bounds__(kBlock)
+    split_rows(const __grid_constant__ Work first, const __grid_constant__ Work second,
+               unsigned first_blocks) {
   wait_for_previous_kernels();
-  const int64_t row = int64_t(blockIdx.x) * (kBlock / kThreads) + threadIdx.x / kThreads;
+  const bool is_first = blockIdx.x < first_blocks;
+  const Source source = is_first ? first.source : second.source;
+  const Planes planes = is_first ? first.planes : second.planes;
+  const unsigned block = is_first ? blockIdx.x : blockIdx.x - first_blocks;
+  const int64_t row = int64_t(block) * (kBlock / kThreads) + threadIdx.x / kThreads;
   if (row >= source.rows) {
     return;  // whole warps when kThreads is 32; never when the block has one row
   }
@@ -235,11 +247,51 @@ __global__ void __launch_bounds__(kStrip* kStrip)
 }
 
 template <int kThreads, int kGroups>
-Status launch_rows(const Source& source, const Planes& planes, bool vector, void* stream) {
-  const int64_t rows_per_block = kBlock / kThreads;
-  const dim3 grid(static_cast<unsigned>((source.rows + rows_per_block - 1) / rows_per_block));
+Status launch_rows(const Work& first, const Work* second, bool vector, void* stream) {
+  const auto blocks = [](const Work& work) {
+    constexpr int64_t kRows = kBlock / kThreads;
+    return static_cast<unsigned>((work.source.rows + kRows - 1) / kRows);
+  };
+  const unsigned first_blocks = blocks(first);
+  const dim3 grid(first_blocks + (second != nullptr ? blocks(*second) : 0));
   return launch(vector ? split_rows<kThreads, kGroups, true> : split_rows<kThreads, kGroups, false>,
-                grid, kBlock, 0, stream, source, planes);
+                grid, kBlock, 0, stream, first, second != nullptr ? *second : first, first_blocks);
+}
+
+Status launch_rows(const Work& first, const Work* second, bool vector, void* stream) {
+  const int64_t k = first.source.k;
+  if (k <= 32 * kGroup) return launch_rows<32, 1>(first, second, vector, stream);
+  if (k <= 32 * kGroup * 4) return launch_rows<32, 4>(first, second, vector, stream);
+  if (k <= kBlock * kGroup) return launch_rows<kBlock, 1>(first, second, vector, stream);
+  if (k <= kBlock * kGroup * 2) return launch_rows<kBlock, 2>(first, second, vector, stream);
+  if (k <= kBlock * kGroup * 4) return launch_rows<kBlock, 4>(first, second, vector, stream);
+  return launch_rows<kBlock, 0>(first, second, vector, stream);
+}
+
+enum class Reading { kColumns, kRows, kRowVectors };
+
+Reading reading_of(const Source& source) {
+  const ConstMatrix& x = source.x;
+  if (x.row_stride == 1 && x.col_stride != 1 && source.rows > 1) {
+    return Reading::kColumns;
+  }
+  return x.col_stride == 1 && x.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0
+             ? Reading::kRowVectors
+             : Reading::kRows;
+}
+
+Status launch_work(const Work& first, const Work* second, Reading reading, void* stream) {
+  if (reading != Reading::kColumns) {
+    return launch_rows(first, second, reading == Reading::kRowVectors, stream);
+  }
+  const dim3 grid(static_cast<unsigned>((first.source.rows + kStrip - 1) / kStrip));
+  return launch(split_columns, grid, kStrip * kStrip, 0, stream, first.source, first.planes);
+}
+
+Work make_work(const SplitJob& job, int64_t k) {
+  const int64_t leading = (k + kGroup - 1) / kGroup * kGroup;
+  auto* hi = static_cast<__half*>(job.planes);
+  return {{job.x, job.rows, k}, {hi, hi + job.rows * leading, leading, job.words}};
 }
 
 }  // namespace
@@ -263,6 +315,21 @@ Status planes_layout(int64_t rows, int64_t k, PlanesLayout* layout) noexcept {
   return {};
 }
 
+Status split(const SplitJob& first, const SplitJob* second, int64_t k, void* stream) noexcept {
+  const Work one = make_work(first, k);
+  const Reading reading = reading_of(one.source);
+  if (second == nullptr) {
+    return launch_work(one, nullptr, reading, stream);
+  }
+  const Work two = make_work(*second, k);
+  const Reading reading_two = reading_of(two.source);
+  if (reading == reading_two && reading != Reading::kColumns) {
+    return launch_work(one, &two, reading, stream);
+  }
+  if (Status status = launch_work(one, nullptr, reading, stream); !status.ok()) return status;
+  return launch_work(two, nullptr, reading_two, stream);
+}
+
 Status split(const ConstMatrix& x, int64_t rows, int64_t k, void* planes, int32_t* words,
              const DeviceProps& device, void* stream) noexcept {
   PlanesLayout layout;
@@ -270,38 +337,12 @@ Status split(const ConstMatrix& x, int64_t rows, int64_t k, void* planes, int32_
   if (rows == 0) {
     return {};
   }
-  if (rows > int64_t(1) << 31) {
-    return error(Code::kNotSupported, "split of %lld rows: at most 2^31 are supported",
-                 static_cast<long long>(rows));
-  }
+  CUTFUSE_CHECK(rows < int64_t(1) << 31, Code::kNotSupported,
+                "split of %lld rows; at most 2^31 - 1 are supported, split the matrix",
+                static_cast<long long>(rows));
   CurrentDevice current;
   if (Status status = current.enter(device.index); !status.ok()) return status;
-  const Source source{x, rows, k};
-  auto* hi = static_cast<__half*>(planes);
-  const Planes target{hi, hi + rows * layout.leading, layout.leading, words};
-
-  if (x.row_stride == 1 && x.col_stride != 1 && rows > 1) {
-    const dim3 grid(static_cast<unsigned>((rows + kStrip - 1) / kStrip));
-    return launch(split_columns, grid, kStrip * kStrip, 0, stream, source, target);
-  }
-  const bool vector =
-      x.col_stride == 1 && x.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-  if (k <= 32 * kGroup) {
-    return launch_rows<32, 1>(source, target, vector, stream);
-  }
-  if (k <= 32 * kGroup * 4) {
-    return launch_rows<32, 4>(source, target, vector, stream);
-  }
-  if (k <= kBlock * kGroup) {
-    return launch_rows<kBlock, 1>(source, target, vector, stream);
-  }
-  if (k <= kBlock * kGroup * 2) {
-    return launch_rows<kBlock, 2>(source, target, vector, stream);
-  }
-  if (k <= kBlock * kGroup * 4) {
-    return launch_rows<kBlock, 4>(source, target, vector, stream);
-  }
-  return launch_rows<kBlock, 0>(source, target, vector, stream);
+  return split(SplitJob{x, rows, planes, words}, nullptr, k, stream);
 }
 
 }  // namespace cutfuse

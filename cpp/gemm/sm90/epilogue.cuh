@@ -16,48 +16,11 @@
 #include "cutfuse/split.h"
 #include "device/moments.cuh"
 #include "gemm/launcher.h"
+#include "gemm/sm90/coordinates.cuh"
+#include "gemm/sm90/repair.cuh"
 #include "program/executor.cuh"
 
 namespace cutfuse::gemm::sm90 {
-
-/// Where one thread's accumulators of an m64nNk16 tile lie: value (j * 2 + r) * 2 + c is at row
-/// row0 + 8 r and column column0 + 8 j + c. 32-bit inside: registers are scarce here.
-template <int kTileN>
-struct AccumulatorCoordinates {
-  static constexpr int kRows = 2;
-  static constexpr int kColumnPairs = kTileN / 8;
-  static constexpr int kSize = kColumnPairs * kRows * 2;
-  static constexpr int kColumnPairStride = 8;
-  static constexpr int kStagedOperands = kTileN > 128 ? 15 : 31;  // a slot each, after the words'
-
-  int row0;
-  int column0;
-  int rows;  // of the matrix
-  int columns;
-  uint32_t staged;  // shared address of this thread's first column in slot 0
-
-  CUTLASS_DEVICE bool row_inside(int r) const { return row0 + 8 * r < rows; }
-  CUTLASS_DEVICE bool column_inside(int j, int c) const { return column0 + 8 * j + c < columns; }
-  CUTLASS_DEVICE int64_t row(int r) const { return min(row0 + 8 * r, rows - 1); }
-  CUTLASS_DEVICE int64_t column(int j, int c) const {
-    return min(column0 + 8 * j + c, columns - 1);
-  }
-
-  /// Two words of slot `slot` for column pair j.
-  CUTLASS_DEVICE int2 read_slot(int slot, int j) const {
-    int2 words;
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                 : "=r"(words.x), "=r"(words.y)
-                 : "r"(staged + (slot * kTileN + 8 * j) * 4)
-                 : "memory");
-    return words;
-  }
-  CUTLASS_DEVICE void read_staged(int operand, int j, float* pair) const {
-    const int2 words = read_slot(operand + 1, j);
-    pair[0] = __int_as_float(words.x);
-    pair[1] = __int_as_float(words.y);
-  }
-};
 
 template <class TileShape>
 class ProgramEpilogue {
@@ -131,7 +94,7 @@ class ProgramEpilogue {
                               __ldg(params_.a_words + at.row(1))};
     stage(at, thread, storage);
     if (unscale(v, row_words, at)) {
-      repair(v, at, lane);
+      repair(v, at, params_, lane);
     }
     execute(params_.program, v, at);
     sync_group(thread);  // the boxes are free again
@@ -176,6 +139,11 @@ class ProgramEpilogue {
           const float* address = vector ? operand.data + column * operand.col_stride
                                         : reinterpret_cast<const float*>(params_.b_words) + column;
           values[i] = slot <= count ? __ldg(address) : 0.f;
+        }
+        if (base == 0 && params_.normalises) {
+          float& value = values[kVarOperand + 1];
+          value = 1.f / sqrtf(value + params_.eps);
+          if (params_.weight != nullptr) value *= __ldg(params_.weight + column);
         }
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kBatch; ++i) {
@@ -233,48 +201,6 @@ class ProgramEpilogue {
     const int clamped = min(max(-e, -252), 252);
     const int first = clamped / 2;
     v = v * power_of_two(first) * power_of_two(clamped - first);
-  }
-
-  /// Values whose row of A or row of B holds a non-finite element become the sum of just the terms
-  /// with such a factor: that is what decides between NaN, +inf and -inf. Rare, so it may be slow.
-  CUTLASS_DEVICE void repair(float (&v)[kSize], const Coordinates& at, int lane) const {
-    const int first_row = at.row0 - lane / 4;
-    const int first_column = at.column0 - (lane % 4) * 2;
-    for (int r = 0; r < 16 && first_row + r < at.rows; ++r) {
-      const int row = first_row + r;
-      const bool row_bad = row_has_nonfinite(__ldg(params_.a_words + row));
-      for (int n = 0; n < kTileN && first_column + n < at.columns; ++n) {
-        const int column = first_column + n;
-        if (!row_bad && !row_has_nonfinite(__ldg(params_.b_words + column))) {
-          continue;
-        }
-        const float value = nonfinite_terms(row, column, lane);
-        const bool owner = lane == (r % 8) * 4 + (n % 8) / 2;
-        const int index = (n / 8) * 4 + (r / 8) * 2 + n % 2;
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kSize; ++i) {
-          v[i] = owner && i == index ? value : v[i];
-        }
-      }
-    }
-  }
-
-  CUTLASS_DEVICE float nonfinite_terms(int64_t row, int64_t column, int lane) const {
-    const ConstMatrix& a = params_.a;
-    const ConstMatrix& b = params_.b;
-    float sum = 0.f;
-    for (int64_t k = lane; k < params_.k; k += 32) {
-      const float x = __ldg(a.data + row * a.row_stride + k * a.col_stride);
-      const float w = __ldg(b.data + column * b.row_stride + k * b.col_stride);
-      if (!isfinite(x) || !isfinite(w)) {
-        sum += x * w;
-      }
-    }
-    CUTLASS_PRAGMA_UNROLL
-    for (int offset = 16; offset > 0; offset /= 2) {
-      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    }
-    return sum;
   }
 
   /// (mean, M2) of each column over the warpgroup's 64 rows -> partials[column][row / 64].

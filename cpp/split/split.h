@@ -1,0 +1,24 @@
+/// \file
+/// Splitting both operands of a contraction in one launch.
+#pragma once
+
+#include <cstdint>
+
+#include "cutfuse/status.h"
+#include "cutfuse/types.h"
+
+namespace cutfuse {
+
+/// One matrix of `rows` rows and where its planes and row words go.
+struct SplitJob {
+  ConstMatrix x;
+  int64_t rows = 0;
+  void* planes = nullptr;
+  int32_t* words = nullptr;
+};
+
+/// Splits `first` and, unless it is null, `second`, both with k columns, on the current device: in
+/// one launch where one kernel suits both.
+Status split(const SplitJob& first, const SplitJob* second, int64_t k, void* stream) noexcept;
+
+}  // namespace cutfuse
