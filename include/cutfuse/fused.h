@@ -43,7 +43,8 @@ struct FusedBuffers {
   Matrix out;                               ///< [M, N], row-major; overlaps no input
   BatchNormBuffers batch_norm;
   void* workspace = nullptr;                ///< Plan::workspace_bytes, 256-byte aligned
-  float promotion = 1.f + 0x1p-23f;         ///< factor of each promotion; 1 in integer-exact tests
+  /// 1 + u: promotions put back 5/3 u on average of what truncation took; 1 in integer-exact tests.
+  float promotion = 1.f + 0x1p-23f;
 };
 
 /// An immutable plan for one problem on one device; may be run from several threads at once.

@@ -1,6 +1,7 @@
 """Which calls may reach a raw operator at all, and what an invalid call raises."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ _TRACED = frozenset({"FakeTensor", "FunctionalTensor"})
 _F32 = torch.float32
 _STRIDED = torch.strided
 _transforms_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing_state = torch._C._get_tracing_state
 
 
 def why_reference(x: Tensor, weight: Tensor, others: Sequence[Tensor | None]) -> str | None:
@@ -58,12 +61,22 @@ def is_plain_eager() -> bool:
     """Whether nothing is active that must see the call: then the dispatcher may be skipped."""
     return not (
         torch.compiler.is_compiling()
-        or torch.is_autocast_enabled("cuda")
+        or torch.is_autocast_enabled()  # of CUDA; naming it costs as much again
         or forward_ad._current_level >= 0
         or _transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state() is not None
+        or _dispatch_modes()
+        or _tracing_state() is not None
     )
+
+
+def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` for calls that `is_plain_eager` accepts.
+
+    torch's own first looks again for transforms and takes off the wrappers that ended ones left.
+    """
+    layer: Any = super(torch.autograd.Function, function)
+    apply: Callable[..., Any] = layer.apply
+    return apply
 
 
 def is_plain(tensors: Sequence[Tensor | None]) -> bool:

@@ -59,8 +59,16 @@ class Recipe:
     moment_bytes: int
     x: View
     weight_strides: tuple[int, int]
-    operands: tuple[View, ...]
-    after_operands: tuple[View, ...]
+    operands: "Operands"
+    after_operands: "Operands"
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What _C.run takes of a program's operands, addresses left 0; which are copied before it."""
+
+    flat: list[int]  # address, row stride, column stride of each
+    copies: tuple[int, ...]
 
 
 def collapse(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, int] | None:
@@ -97,6 +105,12 @@ def view_of(tensor: Tensor, out_shape: Sequence[int]) -> View:
     if merged is None:
         return View(out_shape[-1], 1, True)
     return View(*merged, False)
+
+
+def _operands_of(operands: Sequence[Tensor], out_shape: Sequence[int]) -> Operands:
+    views = [view_of(operand, out_shape) for operand in operands]
+    flat = [number for view in views for number in (0, view.row_stride, view.col_stride)]
+    return Operands(flat, tuple(at for at, view in enumerate(views) if view.copy))
 
 
 def _check_tensors(x: Tensor, tensors: Sequence[Tensor | None]) -> str | None:
@@ -180,8 +194,8 @@ def decide(
         moment_bytes,
         x_view,
         (weight.stride(0), weight.stride(1)),
-        tuple(view_of(operand, out_shape) for operand in operands),
-        tuple(view_of(operand, out_shape) for operand in after_operands),
+        _operands_of(operands, out_shape),
+        _operands_of(after_operands, out_shape),
     )
 
 
@@ -219,28 +233,26 @@ def report(operator: str, refusal: Refusal) -> None:
         config.count_handover(operator, refusal.reason)
 
 
+def _facts(tensor: Tensor) -> tuple[Any, ...]:
+    # Read anew at each call: `.data =`, `resize_` and the like change all of it under one object.
+    # Contiguous tensors of one shape differ in no stride that is ever multiplied by more than 0.
+    return (
+        tensor.__class__,
+        tensor.dtype,
+        tensor.shape,
+        tensor.is_contiguous() or tensor.stride(),
+        tensor.get_device(),
+        tensor.is_neg(),
+    )
+
+
 def _key(
-    tensors: Sequence[Tensor | None],
-    program: Encoded,
-    tail: str,
-    after: Encoded,
+    tensors: Sequence[Tensor | None], program: Encoded, tail: str, after: Encoded
 ) -> tuple[Any, ...]:
     # Everything that a decision depends on, the tensors' classes and negation bits included, so
     # that a hit needs no further look at them.
-    key: list[Any] = [tail, program.key, after.key]
-    for tensor in tensors:
-        if tensor is None:
-            key.append(None)
-        else:
-            key += (
-                tensor.__class__,
-                tensor.dtype,
-                tensor.shape,
-                tensor.stride(),
-                tensor.get_device(),
-                tensor.is_neg(),
-            )
-    return tuple(key)
+    facts = [None if tensor is None else _facts(tensor) for tensor in tensors]
+    return tail, program.key, after.key, *facts
 
 
 def cached(
@@ -254,7 +266,7 @@ def cached(
         found = _recipes.get(_key(tensors, program, tail, after))
     except (AttributeError, RuntimeError):  # no tensor, or a sparse one, which has no strides
         return None
-    return found if isinstance(found, Recipe) else None
+    return found if found.__class__ is Recipe else None  # type: ignore[return-value]
 
 
 def lookup(
@@ -283,15 +295,19 @@ def lookup(
     return made
 
 
-def _pointers(
-    views: tuple[View, ...], operands: Sequence[Tensor], recipe: Recipe, keep: list[Tensor]
-) -> list[int]:
-    flat: list[int] = []
-    for view, operand in zip(views, operands, strict=True):
-        if view.copy:
-            operand = operand.expand(recipe.out_shape).contiguous()
-            keep.append(operand)
-        flat += (operand.data_ptr(), view.row_stride, view.col_stride)
+_data_ptr = Tensor.data_ptr
+
+
+def _copied(layout: Operands, operands: Sequence[Tensor], recipe: Recipe) -> list[Tensor]:
+    copied = list(operands)
+    for at in layout.copies:
+        copied[at] = copied[at].expand(recipe.out_shape).contiguous()
+    return copied
+
+
+def _addresses(layout: Operands, operands: Sequence[Tensor]) -> list[int]:
+    flat = layout.flat.copy()
+    flat[::3] = map(_data_ptr, operands)
     return flat
 
 
@@ -311,38 +327,45 @@ def launch(
 
     `batch_norm` holds the addresses that _C.run takes, or only those of the statistics.
     """
-    index = recipe.index
-    stream = raw_stream(index)
-    keep: list[Tensor] = []  # copies live until the launch is queued
+    stream = raw_stream(recipe.index)
+    # Copies are kept by the names they replace until the launch is queued.
     if recipe.x.copy:
         x = x.contiguous()
-    out = knobs.empty(recipe.out_shape, dtype=_F32, device=recipe.device)
-    workspace = knobs.empty((recipe.workspace_bytes,), dtype=_U8, device=recipe.device)
+    if recipe.operands.copies:
+        operands = _copied(recipe.operands, operands, recipe)
+    if recipe.after_operands.copies:
+        after_operands = _copied(recipe.after_operands, after_operands, recipe)
+    # Sizes one by one: torch takes half as long again to read a tuple of them.
+    out = knobs.empty(*recipe.out_shape, dtype=_F32, device=recipe.device)
+    workspace = knobs.empty(recipe.workspace_bytes, dtype=_U8, device=recipe.device)
+    workspace_at = workspace.data_ptr()
     if batch_norm is not None and len(batch_norm) == STATISTICS:
         # Nobody asked for the batch's mean and 1 / std: they go to the end of the workspace.
-        mean = workspace.data_ptr() + recipe.workspace_bytes - recipe.moment_bytes
+        mean = workspace_at + recipe.workspace_bytes - recipe.moment_bytes
         batch_norm += (mean, mean + 4 * recipe.n) if recipe.moment_bytes else (0, 0)
     planes_at = words_at = 0
     if planes is not None and words is not None:
         planes_at, words_at = planes.data_ptr(), words.data_ptr()
-        order(planes, words, index, stream)
+        order(planes, words, recipe.index, stream)
+    weight_strides = recipe.weight_strides
     recipe.run(
         recipe.plan,
         x.data_ptr(),
         recipe.x.row_stride,
         recipe.x.col_stride,
         weight.data_ptr(),
-        *recipe.weight_strides,
+        weight_strides[0],
+        weight_strides[1],
         planes_at,
         words_at,
-        _pointers(recipe.operands, operands, recipe, keep),
-        _pointers(recipe.after_operands, after_operands, recipe, keep),
+        _addresses(recipe.operands, operands) if operands else (),
+        _addresses(recipe.after_operands, after_operands) if after_operands else (),
         out.data_ptr(),
         recipe.n,
         batch_norm,
         momentum,
         eps,
-        workspace.data_ptr(),
+        workspace_at,
         knobs.promotion,
         stream,
     )

@@ -164,7 +164,7 @@ class LinearFunction(torch.autograd.Function):
         *operands: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, *operands)
-        ctx.codes, ctx.constants, ctx.precision = codes, constants, precision
+        ctx.settings = codes, constants, precision
         if recipe is not None:
             return _launch.launch(recipe, x, weight, planes, words, operands)
         out: Tensor = _forward_op(x, weight, planes, words, codes, constants, operands, precision)
@@ -176,11 +176,13 @@ class LinearFunction(torch.autograd.Function):
         x, weight, *operands = ctx.saved_tensors
         asked = ctx.needs_input_grad
         needs = [asked[0], asked[1], *asked[8:]]
-        grads = _backward_op(
-            grad, x, weight, ctx.codes, ctx.constants, operands, ctx.precision, needs
-        )
+        codes, constants, precision = ctx.settings
+        grads = _backward_op(grad, x, weight, codes, constants, operands, precision, needs)
         of_x, of_weight, *of_operands = _vjp.restore(grads, needs)
         return of_x, of_weight, None, None, None, None, None, None, *of_operands
+
+
+_apply = _gate.plain_apply(LinearFunction)
 
 
 def run(
@@ -193,29 +195,31 @@ def run(
     precision: str,
 ) -> Tensor:
     """Run the operator, or the plain chain where the operator cannot answer."""
+    codes, constants = program.codes, program.constants
+    if _gate.is_plain_eager() and config.resolve_tier(precision) == "ieee":
+        recipe = _launch.cached((x, weight, planes, *operands), program)
+        if recipe is not None:
+            if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
+                head = (x, weight, planes, words, codes, constants, precision, recipe)
+                recorded: Tensor = _apply(*head, *operands)
+                return recorded
+            return _launch.launch(recipe, x, weight, planes, words, operands)
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
-    codes, constants = program.codes, program.constants
-    recipe = None
-    if x.is_cuda and _gate.is_plain_eager() and config.resolve_tier(precision) == "ieee":
-        recipe = _launch.cached((x, weight, planes, *operands), program)
-    if recipe is None:
-        reason = _gate.why_reference(x, weight, operands)
-        if reason is not None:
-            _gate.check_dtypes(x, weight)
-            _gate.check_linear(x, weight)
-            config.report_fallback(NAME, reason)
-            return reference.linear(x, weight, codes, constants, operands)
+    reason = _gate.why_reference(x, weight, operands)
+    if reason is not None:
+        _gate.check_dtypes(x, weight)
+        _gate.check_linear(x, weight)
+        config.report_fallback(NAME, reason)
+        return reference.linear(x, weight, codes, constants, operands)
+    out: Tensor
     if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
         function: Any = LinearFunction
-        out: Tensor = function.apply(
-            x, weight, planes, words, codes, constants, precision, recipe, *operands
-        )
-        return out
-    if recipe is not None:
-        return _launch.launch(recipe, x, weight, planes, words, operands)
-    raw: Tensor = _forward_op(x, weight, planes, words, codes, constants, operands, precision)
-    return raw
+        head = (x, weight, planes, words, codes, constants, precision, None)
+        out = function.apply(*head, *operands)
+    else:
+        out = _forward_op(x, weight, planes, words, codes, constants, operands, precision)
+    return out
 
 
 def linear(

@@ -1,6 +1,6 @@
 """Poisoned, guarded allocations, and awkward but valid inputs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ class Guards:
     def __init__(self) -> None:
         self.arenas: list[tuple[Tensor, int]] = []
 
-    def empty(self, shape: Sequence[int], *, dtype: torch.dtype, device: Any) -> Tensor:
+    def empty(self, *shape: int, dtype: torch.dtype, device: Any) -> Tensor:
         """As torch.empty, filled with 0xFF (NaN in every float type) between two canaries."""
         count = 1
         for size in shape:
@@ -33,7 +33,7 @@ class Guards:
         inner = arena[GUARD : GUARD + length]
         inner.fill_(0xFF)
         self.arenas.append((arena, length))
-        return inner.view(dtype).view(tuple(shape))
+        return inner.view(dtype).view(shape)
 
     def check(self) -> None:
         """Raise `GuardError` if a canary changed."""
@@ -61,7 +61,7 @@ def guarded() -> Iterator[Guards]:
     --------
     >>> import torch
     >>> with guarded() as guards:
-    ...     bool(guards.empty((2,), dtype=torch.float32, device="cpu").isnan().all())
+    ...     bool(guards.empty(2, dtype=torch.float32, device="cpu").isnan().all())
     True
     """
     guards = Guards()

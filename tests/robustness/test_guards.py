@@ -13,7 +13,7 @@ from ..cases.sizes import KERNEL, SizeCase
 def test_a_write_outside_is_found() -> None:
     for offset in (-1, 12):
         guards = Guards()
-        inner = guards.empty((3,), dtype=torch.float32, device="cpu")
+        inner = guards.empty(3, dtype=torch.float32, device="cpu")
         guards.check()
         arena, _ = guards.arenas[0]
         arena[inner.storage_offset() * 4 + offset] = 0
@@ -25,7 +25,7 @@ def test_a_write_outside_is_found() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
 def test_guarded_memory_is_poisoned(shape, dtype: torch.dtype) -> None:
     with guarded() as guards:
-        made = guards.empty(shape, dtype=dtype, device="cpu")
+        made = guards.empty(*shape, dtype=dtype, device="cpu")
         assert made.shape == shape
         assert bool((made.isnan() if dtype.is_floating_point else made == 255).all())
 
