@@ -7,8 +7,8 @@ namespace cutfuse {
 Status append(const Program& program, const Operand* operands, int32_t operand_count,
               DeviceProgram* bound) noexcept {
   CUTFUSE_CHECK(operand_count >= 0 && operand_count <= kMaxSteps, Code::kInvalidValue,
-                "%d operands for one program; it has at most %d steps with one each",
-                operand_count, kMaxSteps);
+                "%d operands for one program; it has at most %d steps with one each", operand_count,
+                kMaxSteps);
   if (Status status = validate(program, operand_count); !status.ok()) return status;
   for (int32_t i = 0; i < program.count; ++i) {
     Step step = program.steps[i];

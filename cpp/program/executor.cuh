@@ -10,8 +10,9 @@
 ///   static constexpr int kColumnPairStride;  // columns from one pair to the next; even
 ///   int64_t row(int r);                      // clamped to the matrix, so that loads are legal
 ///   int64_t column(int j, int c);            // column(0, 0) + j * kColumnPairStride + c, clamped
-///   static constexpr int kStagedOperands;    // per-channel operands below this index are in shared
-///   void read_staged(int operand, int j, float* pair);  // memory: the values of column pair j
+///   static constexpr int kStagedOperands;    // per-channel operands below this index are in
+///   shared void read_staged(int operand, int j, float* pair);  // memory: the values of column
+///   pair j
 #pragma once
 
 #include <cuda_runtime.h>

@@ -52,8 +52,8 @@ __host__ __device__ inline float maximum(float a, float b) {
 #endif
 }
 
-// exp(-|v|) to 3 ulp, 0 from |v| = 87.4 on, NaN for NaN: 2^t with t = -|v| log2(e), and what rounding
-// t lost put back. No branch, one special function.
+// exp(-|v|) to 3 ulp, 0 from |v| = 87.4 on, NaN for NaN: 2^t with t = -|v| log2(e), and what
+// rounding t lost put back. No branch, one special function.
 __host__ __device__ inline float exp_of_minus_abs(float v) {
 #ifdef __CUDA_ARCH__
   constexpr float kLog2E = 1.44269504f;

@@ -17,13 +17,13 @@ namespace cutfuse {
 ///   running = (1 - f) * running + f * batch,  var unbiased (M / (M - 1)),
 ///   num_batches_tracked += 1.
 struct BatchNormBuffers {
-  const float* weight = nullptr;         ///< null: 1 (affine=False)
-  const float* bias = nullptr;           ///< null: 0
-  float* running_mean = nullptr;         ///< null: not tracked; read in eval, updated in training
+  const float* weight = nullptr;  ///< null: 1 (affine=False)
+  const float* bias = nullptr;    ///< null: 0
+  float* running_mean = nullptr;  ///< null: not tracked; read in eval, updated in training
   float* running_var = nullptr;
   int64_t* num_batches_tracked = nullptr;  ///< one element; null: not counted
-  float* save_mean = nullptr;            ///< training output: batch mean
-  float* save_invstd = nullptr;          ///< training output: 1 / sqrt(var + eps)
+  float* save_mean = nullptr;              ///< training output: batch mean
+  float* save_invstd = nullptr;            ///< training output: 1 / sqrt(var + eps)
   double momentum = 0.1;
   double eps = 1e-5;
 };

@@ -32,17 +32,17 @@ struct FusedProblem {
 
 /// Pointers of one call, all on the plan's device unless said otherwise.
 struct FusedBuffers {
-  ConstMatrix x;                            ///< [M, K], any strides, any alignment
-  ConstMatrix weight;                       ///< [N, K], any strides; read also when planes are given
-  const void* weight_planes = nullptr;      ///< as split() writes them, if problem.weight_planes
+  ConstMatrix x;                        ///< [M, K], any strides, any alignment
+  ConstMatrix weight;                   ///< [N, K], any strides; read also when planes are given
+  const void* weight_planes = nullptr;  ///< as split() writes them, if problem.weight_planes
   const int32_t* weight_words = nullptr;
-  const Operand* operands = nullptr;        ///< host array, operands of `program`
+  const Operand* operands = nullptr;  ///< host array, operands of `program`
   int32_t operand_count = 0;
   const Operand* after_operands = nullptr;  ///< host array, operands of `after`
   int32_t after_operand_count = 0;
-  Matrix out;                               ///< [M, N], row-major; overlaps no input
+  Matrix out;  ///< [M, N], row-major; overlaps no input
   BatchNormBuffers batch_norm;
-  void* workspace = nullptr;                ///< Plan::workspace_bytes, 256-byte aligned
+  void* workspace = nullptr;  ///< Plan::workspace_bytes, 256-byte aligned
   /// 1 + u: promotions put back 5/3 u on average of what truncation took; 1 in integer-exact tests.
   float promotion = 1.f + 0x1p-23f;
 };
@@ -72,8 +72,9 @@ CUTFUSE_API Status make_plan(const FusedProblem& problem, const DeviceProps& dev
 CUTFUSE_API void destroy_plan(Plan* plan) noexcept;
 
 /// Launches the plan's stages on `stream` (a cudaStream_t) of the plan's device, which is made
-/// current for the duration of the call if it is not. Returns after the launches; never synchronises or allocates; safe under graph capture.
-/// Deterministic: the same inputs give the same bits.
+/// current for the duration of the call if it is not. Returns after the launches; never
+/// synchronises or allocates; safe under graph capture. Deterministic: the same inputs give the
+/// same bits.
 CUTFUSE_API Status run(const Plan& plan, const FusedBuffers& buffers, void* stream) noexcept;
 
 }  // namespace cutfuse

@@ -30,7 +30,7 @@ struct GemmPolicy {
   int32_t cluster_m = 1;
   int32_t promote_k = 64;  ///< K between promotions to the fp32 sum; 16 for small K
   Raster raster = Raster::kAlongM;
-  int32_t swizzle = 1;   ///< tiles grouped along the minor side before the raster moves on
+  int32_t swizzle = 1;  ///< tiles grouped along the minor side before the raster moves on
 };
 
 CUTFUSE_API bool operator==(const GemmProblem& a, const GemmProblem& b) noexcept;
@@ -47,7 +47,8 @@ CUTFUSE_API Status validate(const GemmProblem& problem) noexcept;
 CUTFUSE_API Status why_not(const GemmProblem& problem, const DeviceProps& device) noexcept;
 
 /// The kernel for a problem that why_not accepts: a pure function, no GPU needed.
-CUTFUSE_API GemmPolicy select_policy(const GemmProblem& problem, const DeviceProps& device) noexcept;
+CUTFUSE_API GemmPolicy select_policy(const GemmProblem& problem,
+                                     const DeviceProps& device) noexcept;
 
 /// The compiled policies, for tests that force each in turn: returns how many there are and writes
 /// the first `capacity` of them.

@@ -14,25 +14,25 @@ namespace cutfuse {
 /// One pointwise function v -> f(v). The numbers are part of the binary interface.
 enum class Op : int32_t {
   // Binary: o is the step's operand, or constants[0] when it has none.
-  kAdd = 0,        ///< v + o
-  kSub = 1,        ///< v - o
-  kMul = 2,        ///< v * o
-  kDiv = 3,        ///< v / o, IEEE rounding
-  kMinimum = 4,    ///< torch.clamp(v, max=constants[0]); NaN propagates; constant only
-  kMaximum = 5,    ///< torch.clamp(v, min=constants[0]); NaN propagates; constant only
+  kAdd = 0,      ///< v + o
+  kSub = 1,      ///< v - o
+  kMul = 2,      ///< v * o
+  kDiv = 3,      ///< v / o, IEEE rounding
+  kMinimum = 4,  ///< torch.clamp(v, max=constants[0]); NaN propagates; constant only
+  kMaximum = 5,  ///< torch.clamp(v, min=constants[0]); NaN propagates; constant only
   // Unary.
-  kRelu = 6,       ///< max(v, 0), NaN propagates
-  kLeakyRelu = 7,  ///< v > 0 ? v : constants[0] * v
-  kSigmoid = 8,    ///< 1 / (1 + exp(-v))
-  kTanh = 9,       ///< tanh(v)
-  kGeluErf = 10,   ///< v / 2 * (1 + erf(v / sqrt 2))
-  kGeluTanh = 11,  ///< v / 2 * (1 + tanh(sqrt(2 / pi) * (v + 0.044715 v^3)))
-  kSilu = 12,      ///< v / (1 + exp(-v))
-  kMish = 13,      ///< v * tanh(log(1 + exp(v)))
-  kHardswish = 14, ///< v * min(max(v + 3, 0), 6) / 6
-  kClamp = 15,     ///< min(max(v, constants[0]), constants[1]), NaN propagates; hardtanh has
-                   ///< the same values, but gradient 0 at the bounds, where clamp's is 1
-  kSoftplus = 16,  ///< c0 * v > c1 ? v : log(1 + exp(c0 * v)) / c0, with c0 = beta, c1 = threshold
+  kRelu = 6,        ///< max(v, 0), NaN propagates
+  kLeakyRelu = 7,   ///< v > 0 ? v : constants[0] * v
+  kSigmoid = 8,     ///< 1 / (1 + exp(-v))
+  kTanh = 9,        ///< tanh(v)
+  kGeluErf = 10,    ///< v / 2 * (1 + erf(v / sqrt 2))
+  kGeluTanh = 11,   ///< v / 2 * (1 + tanh(sqrt(2 / pi) * (v + 0.044715 v^3)))
+  kSilu = 12,       ///< v / (1 + exp(-v))
+  kMish = 13,       ///< v * tanh(log(1 + exp(v)))
+  kHardswish = 14,  ///< v * min(max(v + 3, 0), 6) / 6
+  kClamp = 15,      ///< min(max(v, constants[0]), constants[1]), NaN propagates; hardtanh has
+                    ///< the same values, but gradient 0 at the bounds, where clamp's is 1
+  kSoftplus = 16,   ///< c0 * v > c1 ? v : log(1 + exp(c0 * v)) / c0, with c0 = beta, c1 = threshold
 };
 inline constexpr int32_t kOpCount = 17;
 
@@ -41,7 +41,7 @@ inline constexpr int32_t kMaxSteps = 16;
 /// One step. Unused constants are zero so that equality is meaningful.
 struct Step {
   Op op = Op::kAdd;
-  int32_t operand = -1;          ///< index into the operands given at run time; -1: a constant
+  int32_t operand = -1;  ///< index into the operands given at run time; -1: a constant
   float constants[2] = {0.f, 0.f};
 };
 

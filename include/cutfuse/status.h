@@ -11,13 +11,13 @@ namespace cutfuse {
 /// What went wrong; a binding maps each code to one exception type (the Python type in brackets).
 enum class Code : int32_t {
   kOk = 0,
-  kInvalidValue,    ///< a value is out of its range [ValueError]
-  kInvalidShape,    ///< shapes or layouts do not fit together [RuntimeError, as torch]
-  kInvalidType,     ///< a dtype or kind that the argument cannot have [TypeError]
-  kNotSupported,    ///< valid, but no kernel of this build takes it [NotImplementedError]
-  kOutOfMemory,     ///< host memory ran out [MemoryError]
-  kCuda,            ///< a CUDA call failed [RuntimeError]
-  kInternal,        ///< a defect of this library [RuntimeError]
+  kInvalidValue,  ///< a value is out of its range [ValueError]
+  kInvalidShape,  ///< shapes or layouts do not fit together [RuntimeError, as torch]
+  kInvalidType,   ///< a dtype or kind that the argument cannot have [TypeError]
+  kNotSupported,  ///< valid, but no kernel of this build takes it [NotImplementedError]
+  kOutOfMemory,   ///< host memory ran out [MemoryError]
+  kCuda,          ///< a CUDA call failed [RuntimeError]
+  kInternal,      ///< a defect of this library [RuntimeError]
 };
 
 /// A code and a text that names the offending value, the limit and the remedy. Trivially copyable.

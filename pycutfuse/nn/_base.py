@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pycutfuse import config
 from pycutfuse.ops import _frozen
+from pycutfuse.ops._memo import Memo
 
 Self = TypeVar("Self", bound="FusedModule")
 
@@ -27,6 +28,7 @@ class FusedModule(nn.Module):
         super().__init__()
         config.check_precision(precision)
         self.precision = precision
+        self._memo = Memo()
         self.register_buffer("planes", None, persistent=False)
         self.register_buffer("words", None, persistent=False)
 
@@ -85,8 +87,13 @@ class FusedModule(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
+        state["_memo"] = None
         state["_buffers"] = self._buffers | {"planes": None, "words": None}
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        parent: Any = super()
+        parent.__setstate__({**state, "_memo": Memo()})
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise NotImplementedError(

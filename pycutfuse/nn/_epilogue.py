@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import cast
 
-import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as _hooks
 
 from pycutfuse import reference
 from pycutfuse.program import Encoded, Program, Step, encode
@@ -54,12 +54,11 @@ def has_hooks(module: nn.Module) -> bool:
 
 def has_global_hooks() -> bool:
     """Whether hooks for all modules are registered."""
-    hooks = torch.nn.modules.module
     return bool(
-        hooks._global_forward_hooks
-        or hooks._global_forward_pre_hooks
-        or hooks._global_backward_hooks
-        or hooks._global_backward_pre_hooks
+        _hooks._global_forward_hooks
+        or _hooks._global_forward_pre_hooks
+        or _hooks._global_backward_hooks
+        or _hooks._global_backward_pre_hooks
     )
 
 

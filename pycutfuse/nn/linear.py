@@ -95,13 +95,19 @@ class Linear(FusedModule):
         self, x: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Encoded, list[Tensor], str]:
         """Arguments of `pycutfuse.ops._linear.run` for a call now."""
-        buffers, bias = self._buffers, self.bias
+        # Dictionaries, as attributes of a module cost ten times more; not where a parametrization
+        # or weight_norm took a parameter out of them.
+        parameters, buffers = self._parameters, self._buffers
+        if "weight" in parameters and "bias" in parameters:
+            weight, bias = parameters["weight"], parameters["bias"]
+        else:
+            weight, bias = self.weight, self.bias
         operands: list[Tensor] = [] if self._bare else self.epilogue.operands()
         if bias is not None:
             operands = [bias, *operands]
         precision = self.precision or config.current_precision()
         planes, words = buffers["planes"], buffers["words"]
-        return x, self.weight, planes, words, self._program, operands, precision
+        return x, cast(Tensor, weight), planes, words, self._program, operands, precision
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``program(x @ weight.T + bias)``.
@@ -127,7 +133,7 @@ class Linear(FusedModule):
             reason = self.epilogue.why_chain()
             if reason is not None:
                 return self._chain(x, reason)
-        return run(*self.run_arguments(x))
+        return run(*self.run_arguments(x), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
         config.report_fallback(NAME, reason)

@@ -99,6 +99,10 @@ class LinearScaleBatchNorm1d(FusedModule):
         """The weight that `freeze` splits."""
         return self.gemm.weight
 
+    def _present_scale(self) -> Tensor:
+        scale = self._parameters.get("scale")  # costs a tenth of the attribute
+        return self.scale if scale is None else scale
+
     def why_chain(self, x: Tensor) -> str | None:
         """Say why the children must run one after the other, or None. Sizes are not named."""
         children: Any = self._modules
@@ -111,7 +115,7 @@ class LinearScaleBatchNorm1d(FusedModule):
             return "hooks on a child"
         if x.dim() != 2:
             return f"an input of {x.dim()} dimensions"
-        shape = self.scale.shape
+        shape = self._present_scale().shape
         if len(shape) > 2 or (len(shape) == 2 and shape[0] != 1 and shape[0] != x.shape[0]):
             return "a scale that changes the output's shape"
         if x.shape[0] == 0:
@@ -137,7 +141,7 @@ class LinearScaleBatchNorm1d(FusedModule):
                 count = tracked["num_batches_tracked"]
             else:
                 mean = var = None
-        bias, scale = linear["bias"], self.scale
+        bias, scale = linear["bias"], self._present_scale()
         momentum = bn.momentum
         return Call(
             x,
@@ -187,7 +191,7 @@ class LinearScaleBatchNorm1d(FusedModule):
         reason = self.why_chain(x)
         if reason is not None:
             return self._chain(x, reason)
-        return run(self.call_arguments(x))
+        return run(self.call_arguments(x), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
         bn = self.bn

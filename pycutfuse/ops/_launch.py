@@ -202,6 +202,7 @@ def decide(
 _plans: dict[Any, "Plan"] = {}
 _recipes: dict[Any, Recipe | Refusal] = {}
 _lock = threading.Lock()
+generation = object()  # another one after each clear_caches
 
 
 def _plan(
@@ -220,7 +221,9 @@ def _plan(
 
 def clear_caches() -> None:
     """Forget all plans and recipes (a forced policy changed, or the library was replaced)."""
+    global generation
     with _lock:
+        generation = object()
         _plans.clear()
         _recipes.clear()
 
@@ -266,7 +269,7 @@ def cached(
         found = _recipes.get(_key(tensors, program, tail, after))
     except (AttributeError, RuntimeError):  # no tensor, or a sparse one, which has no strides
         return None
-    return found if found.__class__ is Recipe else None  # type: ignore[return-value]
+    return found if isinstance(found, Recipe) else None
 
 
 def lookup(

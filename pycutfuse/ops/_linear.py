@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from pycutfuse import _library, config, reference
 from pycutfuse.ops import _gate, _launch, _vjp
 from pycutfuse.ops._contraction import contract, torch_linear
+from pycutfuse.ops._memo import Memo
 from pycutfuse.program import Encoded, Program, encode, operands_of
 from pycutfuse.reference import apply_program
 
@@ -193,11 +194,13 @@ def run(
     program: Encoded,
     operands: Sequence[Tensor],
     precision: str,
+    memo: Memo | None = None,
 ) -> Tensor:
     """Run the operator, or the plain chain where the operator cannot answer."""
     codes, constants = program.codes, program.constants
     if _gate.is_plain_eager() and config.resolve_tier(precision) == "ieee":
-        recipe = _launch.cached((x, weight, planes, *operands), program)
+        find = _launch.cached if memo is None else memo.find
+        recipe = find((x, weight, planes, *operands), program)
         if recipe is not None:
             if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
                 head = (x, weight, planes, words, codes, constants, precision, recipe)
@@ -215,8 +218,8 @@ def run(
     out: Tensor
     if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
         function: Any = LinearFunction
-        head = (x, weight, planes, words, codes, constants, precision, None)
-        out = function.apply(*head, *operands)
+        inputs = (x, weight, planes, words, codes, constants, precision, None)
+        out = function.apply(*inputs, *operands)
     else:
         out = _forward_op(x, weight, planes, words, codes, constants, operands, precision)
     return out

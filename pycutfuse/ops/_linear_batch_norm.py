@@ -13,6 +13,7 @@ from pycutfuse.ops import _linear_batch_norm_raw as raw
 from pycutfuse.ops._launch import Recipe
 from pycutfuse.ops._linear import check_call
 from pycutfuse.ops._linear_batch_norm_raw import NAME, Call
+from pycutfuse.ops._memo import Memo
 from pycutfuse.program import Encoded, Program, encode, operands_of
 
 _once: Callable[[Any], Any] = once_differentiable  # untyped
@@ -70,7 +71,7 @@ class LinearBatchNormFunction(torch.autograd.Function):
             out = raw.launch(recipe, call, save)
         if running_mean is not None and running_var is not None and not training:
             # A copy: a later forward in training changes the running statistics in place.
-            save = torch.stack((running_mean, torch.rsqrt(running_var + eps)))
+            save = torch.stack((running_mean, running_var))
         ctx.save_for_backward(x, weight, bn_weight, bn_bias, save, *operands)
         ctx.settings = (training, eps, program, after, operand_count, precision)
         result: Tensor = out
@@ -81,6 +82,9 @@ class LinearBatchNormFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bn_weight, bn_bias, save, *operands = ctx.saved_tensors
         training, eps, program, after, count, precision = ctx.settings
+        if not training:
+            mean, var = save.unbind(0)
+            save = torch.stack((mean, torch.rsqrt(var + eps)))
         asked = ctx.needs_input_grad
         needs = [asked[0], asked[1], asked[4], asked[5], *asked[17:]]
         grads = raw.backward(
@@ -103,23 +107,25 @@ class LinearBatchNormFunction(torch.autograd.Function):
         return of_x, of_weight, None, None, of_bn_weight, of_bn_bias, *([None] * 11), *rest
 
 
-def run(call: Call) -> Tensor:
+_apply = _gate.plain_apply(LinearBatchNormFunction)
+
+
+def run(call: Call, memo: Memo | None = None) -> Tensor:
     """Run the operator, or the plain chain where the operator cannot answer."""
-    x, weight, planes, words = call[:4]
     recipe = None
-    if x.is_cuda and _gate.is_plain_eager() and config.resolve_tier(call.precision) == "ieee":
-        recipe = raw.cached(call)
+    if _gate.is_plain_eager() and config.resolve_tier(call.precision) == "ieee":
+        recipe = raw.cached(call, memo)
     if recipe is None:
-        reason = _gate.why_reference(x, weight, call.differentiable)
+        reason = _gate.why_reference(call.x, call.weight, call.differentiable)
         if reason is not None:
             return _by_chain(call, reason)
-    if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, call.differentiable):
+    if torch.is_grad_enabled() and _gate.any_requires_grad(
+        call.x, call.weight, call.differentiable
+    ):
         function: Any = LinearBatchNormFunction
-        recorded: Tensor = function.apply(
-            x,
-            weight,
-            planes,
-            words,
+        apply = function.apply if recipe is None else _apply
+        recorded: Tensor = apply(
+            *call[:4],
             *call[6:14],
             (call.program.codes, call.program.constants),
             (call.after.codes, call.after.constants),

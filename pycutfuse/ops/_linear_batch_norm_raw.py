@@ -9,6 +9,7 @@ from torch import Tensor
 from pycutfuse import _library, config, reference
 from pycutfuse.ops import _gate, _launch, _linear_batch_norm_vjp, _vjp
 from pycutfuse.ops._linear import forward_by_torch, tier_reason
+from pycutfuse.ops._memo import Memo
 from pycutfuse.program import Encoded
 
 NAME = "linear_batch_norm"
@@ -108,10 +109,11 @@ def lookup(call: Call) -> _launch.Recipe | _launch.Refusal:
     return _launch.lookup(*head, tail, call.statistics, call.after, call.after_operands)
 
 
-def cached(call: Call) -> _launch.Recipe | None:
+def cached(call: Call, memo: Memo | None = None) -> _launch.Recipe | None:
     """The recipe of a call like one that was planned before; see `_launch.cached`."""
     tensors = (*call[:3], *call.operands, *call[6:11], *call.after_operands)
-    return _launch.cached(tensors, call.program, _tail(call.training), call.after)
+    find = _launch.cached if memo is None else memo.find
+    return find(tensors, call.program, _tail(call.training), call.after)
 
 
 def launch(recipe: _launch.Recipe, call: Call, save: Tensor | None) -> Tensor:

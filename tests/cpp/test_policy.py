@@ -73,3 +73,40 @@ def test_problem_without_a_kernel_says_why() -> None:
         _C.select_policy(1024, 1024, 1024, ampere)
     with pytest.raises(NotImplementedError, match=str(2**31)):
         _C.select_policy(2**31, 64, 64, _C.DeviceProps())
+
+
+@pytest.mark.parametrize(
+    ("shape", "promote_k"),
+    [
+        ((16384, 4096, 128), 16),  # small K: single truncations would show
+        ((16384, 4096, 129), 64),
+        ((300, 300, 2047), 16),  # few tiles: cuBLAS splits K and is more accurate than usual
+        ((300, 300, 2048), 64),
+        ((1024, 8192, 8192), 64),
+    ],
+)
+def test_finest_promotion_where_pytorch_is_most_accurate(
+    shape: tuple[int, int, int], promote_k: int
+) -> None:
+    assert _C.select_policy(*shape, _C.DeviceProps()).promote_k == promote_k
+
+
+def test_wide_tiles_need_many_tiles() -> None:
+    # They have no registers for blocked sums, so they must not meet cuBLAS's split-K accuracy.
+    for k in (64, 2048, 8192):
+        assert _C.select_policy(128, 192, k, _C.DeviceProps()).tile_n == 128
+
+
+@pytest.mark.parametrize(
+    ("shape", "raster", "swizzle"),
+    [
+        ((16384, 4096, 4096), 1, 1),  # along N, the shorter side
+        ((1024, 8192, 8192), 0, 1),
+        ((8192, 8192, 8192), 1, 4),
+    ],
+)
+def test_blocks_in_flight_share_operands(
+    shape: tuple[int, int, int], raster: int, swizzle: int
+) -> None:
+    policy = _C.select_policy(*shape, _C.DeviceProps())
+    assert (policy.raster, policy.swizzle) == (raster, swizzle)

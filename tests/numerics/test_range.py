@@ -98,7 +98,7 @@ def test_rows_of_any_magnitude(exponent: int, cuda: torch.device, fused: None) -
 
 
 def test_overflow_and_underflow_as_torch(cuda: torch.device, fused: None) -> None:
-    x, weight = torch.zeros(8, 16, device=cuda), torch.zeros(8, 16, device=cuda)
+    x, weight = torch.zeros(8, 64, device=cuda), torch.zeros(8, 64, device=cuda)
     x[0, 0], weight[0, 0] = 3e38, 3e38  # the product overflows
     x[1, 0], weight[1, 0] = 1e-30, 1e-30  # and this one vanishes
     x[2, 0] = 3e38
@@ -119,7 +119,7 @@ def test_zero_rows(cuda: torch.device, fused: None) -> None:
 
 
 def test_two_to_the_31_elements(cuda: torch.device, fused: None) -> None:
-    m, n, k = 2**16 + 1, 2**15, 16
+    m, n, k = 2**16 + 1, 2**15, 64
     free, _ = torch.cuda.mem_get_info()
     if free < 3 * 4 * m * n:
         pytest.skip(f"needs a GPU with {3 * 4 * m * n >> 30} GiB free")
