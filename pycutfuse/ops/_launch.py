@@ -15,7 +15,7 @@ from torch import Tensor
 from pycutfuse import config, support
 from pycutfuse._knobs import knobs
 from pycutfuse._loader import native
-from pycutfuse.ops import _gate
+from pycutfuse.ops import _gate, _workspace
 from pycutfuse.ops._frozen import order, raw_stream
 from pycutfuse.program import EMPTY, Encoded
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pycutfuse._C import Plan
 
 _F32 = torch.float32
-_U8 = torch.uint8
 STATISTICS = 5  # addresses before save_mean and save_invstd in _C.run's batch_norm
 MAX_RECIPES = 4096  # about 2 KB each; a model with varying batch sizes may fill it
 
@@ -340,8 +339,9 @@ def launch(
         after_operands = _copied(recipe.after_operands, after_operands, recipe)
     # Sizes one by one: torch takes half as long again to read a tuple of them.
     out = knobs.empty(*recipe.out_shape, dtype=_F32, device=recipe.device)
-    workspace = knobs.empty(recipe.workspace_bytes, dtype=_U8, device=recipe.device)
-    workspace_at = workspace.data_ptr()
+    workspace_at, owner = _workspace.allocate(
+        recipe.workspace_bytes, recipe.index, recipe.device, stream
+    )
     if batch_norm is not None and len(batch_norm) == STATISTICS:
         # Nobody asked for the batch's mean and 1 / std: they go to the end of the workspace.
         mean = workspace_at + recipe.workspace_bytes - recipe.moment_bytes
@@ -351,25 +351,29 @@ def launch(
         planes_at, words_at = planes.data_ptr(), words.data_ptr()
         order(planes, words, recipe.index, stream)
     weight_strides = recipe.weight_strides
-    recipe.run(
-        recipe.plan,
-        x.data_ptr(),
-        recipe.x.row_stride,
-        recipe.x.col_stride,
-        weight.data_ptr(),
-        weight_strides[0],
-        weight_strides[1],
-        planes_at,
-        words_at,
-        _addresses(recipe.operands, operands) if operands else (),
-        _addresses(recipe.after_operands, after_operands) if after_operands else (),
-        out.data_ptr(),
-        recipe.n,
-        batch_norm,
-        momentum,
-        eps,
-        workspace_at,
-        knobs.promotion,
-        stream,
-    )
+    try:
+        recipe.run(
+            recipe.plan,
+            x.data_ptr(),
+            recipe.x.row_stride,
+            recipe.x.col_stride,
+            weight.data_ptr(),
+            weight_strides[0],
+            weight_strides[1],
+            planes_at,
+            words_at,
+            _addresses(recipe.operands, operands) if operands else (),
+            _addresses(recipe.after_operands, after_operands) if after_operands else (),
+            out.data_ptr(),
+            recipe.n,
+            batch_norm,
+            momentum,
+            eps,
+            workspace_at,
+            knobs.promotion,
+            stream,
+        )
+    finally:
+        if owner is None:
+            _workspace.release(workspace_at)
     return out
