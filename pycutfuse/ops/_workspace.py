@@ -22,7 +22,7 @@ _empty: Any = torch.empty
 def allocate(
     size: int, index: int, device: torch.device, stream: int
 ) -> tuple[int, torch.Tensor | None]:
-    """Address of `size` bytes for work queued on `stream`, the device's current one, and their owner.
+    """Address of `size` bytes for work queued on the current stream `stream`, and their owner.
 
     Without an owner the memory goes back by `release`, as soon as the work is queued: the
     allocator gives it to nobody but later work of the same stream.
