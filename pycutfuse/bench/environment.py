@@ -35,7 +35,7 @@ def describe(package: Path | None = None) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "gpu_sms": torch.cuda.get_device_properties(0).multi_processor_count if cuda else None,
         "driver": query(["driver_version"])[0] if cuda else None,
