@@ -1,4 +1,4 @@
-"""The binding and the host test module, or a skip that says why one is not there."""
+"""The binding and the host test module; conftest.py leaves out what no build here can have."""
 
 import importlib.util
 import math
@@ -7,8 +7,6 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from pycutfuse._loader import native
 
@@ -25,20 +23,25 @@ SPECIAL = (*_MAGNITUDES, *(-value for value in _MAGNITUDES), NAN)
 
 
 def binding() -> Any:
-    """pycutfuse._C; skips the module that asks if it is not built."""
+    """pycutfuse._C."""
     loaded = native()
     if loaded.binding is None:
-        pytest.skip(str(loaded.diagnosis), allow_module_level=True)
+        raise RuntimeError(f"{loaded.diagnosis}; `make build` makes it")
     return loaded.binding
+
+
+def host_modules() -> list[Path]:
+    """Builds of host_module.cc, one for each build tree that has it."""
+    where = os.environ.get("CUTFUSE_HOST_TESTS")
+    folders = [Path(where)] if where else list(ROOT.glob("build/*/tests"))
+    return [path for folder in folders for path in folder.glob("pycutfuse_host_tests*.so")]
 
 
 def host_module() -> Any:
     """The module of host_module.cc, from the build tree that was built last."""
-    where = os.environ.get("CUTFUSE_HOST_TESTS")
-    folders = [Path(where)] if where else list(ROOT.glob("build/*/tests"))
-    found = [path for folder in folders for path in folder.glob("pycutfuse_host_tests*.so")]
+    found = host_modules()
     if not found:
-        pytest.skip("the host test module is not built (it needs nvcc)", allow_module_level=True)
+        raise RuntimeError("the host test module is not built; `make build` makes it")
     newest = max(found, key=lambda path: path.stat().st_mtime)
     spec = importlib.util.spec_from_file_location("pycutfuse_host_tests", newest)
     assert spec is not None

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pycutfuse as pcf
-from pycutfuse import _loader, config
+from pycutfuse import config
 from pycutfuse.ops import _launch
 from pycutfuse.ops import _linear as linear_module
 from pycutfuse.ops import _linear_batch_norm_raw as raw
@@ -157,26 +157,6 @@ def test_what_no_kernel_takes_is_handed_over(binding: Binding) -> None:
     torch.testing.assert_close(call(x, weight), F.linear(x, weight))
     assert config.counters()["handover"] == {"linear: K is over the limit of 4000": 1}
     assert binding.launched == 0
-
-
-def test_k_below_64_is_handed_over(binding: Binding, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = _loader.native().binding
-    if library is None:
-        pytest.skip("needs the library")
-    empty, hopper = library.Program([], []), library.DeviceProps()
-
-    def why_not(m: int, n: int, k: int, *_: object) -> str | None:
-        return library.why_not(m, n, k, empty, 0, empty, hopper)
-
-    monkeypatch.setattr(binding, "why_not", why_not)
-    reason = "K=63: the accuracy promise was measured from K=64 on; PyTorch runs below"
-    x, weight = draw(2, 63), draw(3, 63)
-    found = pcf.explain(pcf.ops.linear, x, weight)
-    assert (found.path, found.reason) == ("hand-over", reason)
-    torch.testing.assert_close(call(x, weight), F.linear(x, weight))
-    assert config.counters() == {"fallback": {}, "handover": {f"linear: {reason}": 1}}
-    call(draw(2, 64), draw(3, 64))
-    assert binding.launched == 1
 
 
 def test_other_dtypes_are_refused_as_fallbacks(binding: Binding) -> None:

@@ -6,10 +6,7 @@ import pytest
 import torch
 
 import pycutfuse as pcf
-from pycutfuse.program import MAX_STEPS, OPS, describe, encode, operands_of
-
-from ..cases.programs import PROGRAMS, ProgramCase
-from ..cpp.native import binding as native_binding
+from pycutfuse.program import describe, encode, operands_of
 
 
 def test_operands_are_numbered_in_order_after_the_bias() -> None:
@@ -43,23 +40,6 @@ def test_keys_tell_zeros_and_nans_apart() -> None:
     keys = [encode((pcf.add(value),)).key for value in (0.0, -0.0, float("nan"))]
     assert len(set(keys)) == 3
     assert encode((pcf.add(float("nan")),)).key == keys[2]
-
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=str)
-def test_the_library_reads_the_same_program(program: ProgramCase) -> None:
-    binding = native_binding()
-    steps = program.build(program.operands(3, 3))
-    encoded = encode(steps)
-    made = binding.Program(encoded.codes, encoded.constants)
-    made.validate(len(operands_of(steps)))
-    assert len(made) == len(steps)
-    assert repr(made) == describe(encoded.codes, encoded.constants) or not steps
-
-
-def test_operations_are_numbered_as_in_the_library() -> None:
-    binding = native_binding()
-    assert binding.OPS == OPS
-    assert binding.MAX_STEPS == MAX_STEPS
 
 
 def test_a_program_reads_as_one_line() -> None:

@@ -1,0 +1,67 @@
+"""What the Python package and the library must agree on."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import pycutfuse as pcf
+from pycutfuse import config
+from pycutfuse.ops import _launch
+from pycutfuse.ops import _linear as linear_module
+from pycutfuse.program import EMPTY, MAX_STEPS, OPS, describe, encode, operands_of
+
+from ..cases.programs import PROGRAMS, ProgramCase
+from ..ops.simulated import Binding, install
+from .native import binding
+
+_C = binding()
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Binding]:
+    yield install(monkeypatch)
+    _launch.clear_caches()
+
+
+def call(x: Tensor, weight: Tensor) -> Tensor:
+    head = (x, weight, None, None, list(EMPTY.codes), list(EMPTY.constants))
+    return linear_module._forward_cuda(*head, [], "ieee")
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+def test_the_library_reads_the_same_program(program: ProgramCase) -> None:
+    steps = program.build(program.operands(3, 3))
+    encoded = encode(steps)
+    made = _C.Program(encoded.codes, encoded.constants)
+    made.validate(len(operands_of(steps)))
+    assert len(made) == len(steps)
+    assert repr(made) == describe(encoded.codes, encoded.constants) or not steps
+
+
+def test_operations_are_numbered_as_in_the_library() -> None:
+    assert _C.OPS == OPS
+    assert _C.MAX_STEPS == MAX_STEPS
+
+
+def test_k_below_64_is_handed_over(simulated: Binding, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, hopper = _C.Program([], []), _C.DeviceProps()
+
+    def why_not(m: int, n: int, k: int, *_: object) -> str | None:
+        return _C.why_not(m, n, k, empty, 0, empty, hopper)
+
+    monkeypatch.setattr(simulated, "why_not", why_not)
+    reason = "K=63: the accuracy promise was measured from K=64 on; PyTorch runs below"
+    x, weight = draw(2, 63), draw(3, 63)
+    found = pcf.explain(pcf.ops.linear, x, weight)
+    assert (found.path, found.reason) == ("hand-over", reason)
+    torch.testing.assert_close(call(x, weight), F.linear(x, weight))
+    assert config.counters() == {"fallback": {}, "handover": {f"linear: {reason}": 1}}
+    call(draw(2, 64), draw(3, 64))
+    assert simulated.launched == 1
