@@ -55,7 +55,6 @@ class Launcher {
 /// One row of instances.cmake.
 struct Instance {
   int32_t tile_m, tile_n, cluster_m, promote_k;
-  int64_t shared_bytes;
   std::unique_ptr<Launcher> (*bind)(const GemmProblem&, const GemmPolicy&, const DeviceProps&);
 };
 

@@ -62,11 +62,11 @@ GemmPolicy select_policy(const GemmProblem& problem, const DeviceProps& device) 
   const int64_t tiles_m = ceil_div(problem.m, best->tile_m);
   const int64_t tiles_n = ceil_div(problem.n, best->tile_n);
   // Walk the shorter side first, so that the blocks in flight share operand tiles in L2 (the wrong
-  // raster costs 12 % at 16384x4096x4096). Past 32 tiles a walk no longer fits the blocks in
-  // flight: group 4 along the other side, where it divides (padding would launch empty tiles).
+  // raster costs 12 % at 16384x4096x4096). From 32 tiles on, group 4 along the other side, where it
+  // divides (padding would launch empty tiles): a quarter less memory traffic.
   const bool along_n = tiles_m >= tiles_n;
   const int64_t minor = along_n ? ceil_div(tiles_m, best->cluster_m) : tiles_n;
-  const bool grouped = std::min(tiles_m, tiles_n) > 32 && minor % 4 == 0;
+  const bool grouped = std::min(tiles_m, tiles_n) >= 32 && minor % 4 == 0;
   return {best->tile_m,
           best->tile_n,
           best->cluster_m,

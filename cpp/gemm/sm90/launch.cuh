@@ -26,10 +26,10 @@ class SplitGemm final : public Launcher {
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
   using Params = typename Kernel::Params;
 
- public:
   static constexpr int64_t kSharedBytes = Kernel::SharedStorageSize;
   static_assert(kSharedBytes <= 232448, "shared memory of one sm_90 block");
 
+ public:
   SplitGemm(const GemmProblem& problem, const GemmPolicy& policy, const DeviceProps& device)
       : problem_(problem), policy_(policy), device_(device) {}
 
@@ -43,6 +43,7 @@ class SplitGemm final : public Launcher {
     Params params = params_;
     static_cast<EpilogueArguments&>(params.epilogue) = call.epilogue;
     params.mainloop.promotion = call.promotion;
+    params.mainloop.promotion2 = 2.f * call.promotion - 1.f;
     if (Status status =
             replace_address(params.mainloop.tma_load_a.get_tma_descriptor(), call.a_planes);
         !status.ok())
@@ -133,11 +134,7 @@ class SplitGemm final : public Launcher {
 template <int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK>
 Instance make_instance() {
   using Gemm = SplitGemm<kTileM, kTileN, kClusterM, kStages, kPromoteK>;
-  return {kTileM,
-          kTileN,
-          kClusterM,
-          kPromoteK,
-          Gemm::kSharedBytes,
+  return {kTileM, kTileN, kClusterM, kPromoteK,
           [](const GemmProblem& problem, const GemmPolicy& policy, const DeviceProps& device) {
             return std::unique_ptr<Launcher>(new Gemm(problem, policy, device));
           }};

@@ -54,14 +54,16 @@ struct SplitMainloop : BaseMainloop<TileShape, ClusterShape, kStages> {
 
   struct Params : Base::Params {
     int k = 0;
-    float promotion = 1.f;
+    float promotion = 1.f;   ///< factor of every third k-tile
+    float promotion2 = 1.f;  ///< and of the others, 2 * promotion - 1
   };
 
   template <class ProblemShape>
   static Params to_underlying_arguments(const ProblemShape&, const Arguments& args,
                                         void* workspace) {
     const auto shape = cute::make_shape(args.m, args.n, args.k, 2);
-    return {Base::to_underlying_arguments(shape, args.planes, workspace), args.k, args.promotion};
+    return {Base::to_underlying_arguments(shape, args.planes, workspace), args.k, args.promotion,
+            2.f * args.promotion - 1.f};
   }
 
   template <class ProblemShape>
@@ -156,7 +158,12 @@ struct SplitMainloop : BaseMainloop<TileShape, ClusterShape, kStages> {
         pipeline.consumer_release(low);
         warpgroup_wait<0>();
         pipeline.consumer_release(read);
-        promote(tiles % 3 == 0 ? params.promotion : 2.f * params.promotion - 1.f);
+        // Branches, so that the factor is a uniform operand and not a register (1 %).
+        if (tiles % 3 == 0) {
+          promote(params.promotion);
+        } else {
+          promote(params.promotion2);
+        }
       } else {
         multiply_tile(lo, lo);
         multiply_tile(lo, hi);
