@@ -16,7 +16,7 @@ def device_count() -> int: ...
 
 OPS: dict[str, int]  # "gelu_tanh" -> code, from the Op enumeration
 MAX_STEPS: int
-TAILS: dict[str, int]  # "none", "batch_norm_train", "batch_norm_eval"
+TAILS: dict[str, int]  # "none", "batch_norm_train", "batch_norm_eval", "logsumexp"
 
 class DeviceProps:
     """Properties of a GPU; may be constructed by hand to plan without one."""
@@ -50,9 +50,12 @@ class GemmPolicy:
     tile_m: int
     tile_n: int
     cluster_m: int
-    promote_k: int  # K between promotions to the fp32 sum
+    promote_k: int  # K between promotions to the fp32 sum; 0: none, everywhere but at ieee
     raster: int  # 0 along M, 1 along N
     swizzle: int
+    split_k: int
+    arch: int  # 90: wgmma and TMA, 80: mma.sync and cp.async
+    element: int  # DType of what is multiplied: 1 float16 (planes or tensors), 2 bfloat16
     def __init__(
         self,
         tile_m: int,
@@ -61,12 +64,17 @@ class GemmPolicy:
         promote_k: int = 64,
         raster: int = 0,
         swizzle: int = 1,
+        split_k: int = 1,
+        arch: int = 90,
+        element: int = 1,
     ) -> None: ...
     def __eq__(self, other: object) -> bool: ...
     def __repr__(self) -> str: ...
 
 def compiled_policies() -> list[GemmPolicy]: ...
-def select_policy(m: int, n: int, k: int, device: DeviceProps) -> GemmPolicy: ...
+def select_policy(
+    m: int, n: int, k: int, device: DeviceProps, precision: int = 0, dtype: int = 0
+) -> GemmPolicy: ...
 
 class Program:
     """What crosses the dispatcher, validated.
@@ -85,25 +93,40 @@ class Program:
         self, value: float, operands: Sequence[float], grad: float
     ) -> tuple[float, list[float]]: ...
 
+class FusedProblem:
+    """One contraction with its programs and tail; immutable."""
+
+    def __init__(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        program: Program,
+        tail: int,
+        after: Program,
+        precision: int,  # of float32: 0 ieee, 1 tf32
+        dtype: int,  # DType of x, weight and out: 0 float32, 1 float16, 2 bfloat16
+        weight_planes: bool = False,
+        x_leading: int = 0,  # elements between rows of a 16-bit x, a multiple of 8
+        weight_leading: int = 0,
+    ) -> None: ...
+
 class Plan:
     workspace_bytes: int
     policy: GemmPolicy
     def describe(self) -> str: ...
 
-def why_not(
-    m: int, n: int, k: int, program: Program, tail: int, after: Program, device: DeviceProps
-) -> str | None: ...
+class ChainPlan:
+    workspace_bytes: int
+    def describe(self) -> str: ...
+
+def why_not(problem: FusedProblem, device: DeviceProps) -> str | None: ...
+def why_slower(problem: FusedProblem, device: DeviceProps) -> str | None: ...
+def why_not_chain(first: FusedProblem, second: FusedProblem, device: DeviceProps) -> str | None: ...
 def make_plan(
-    m: int,
-    n: int,
-    k: int,
-    program: Program,
-    tail: int,
-    after: Program,
-    weight_planes: bool,
-    device: DeviceProps,
-    policy: GemmPolicy | None = None,
+    problem: FusedProblem, device: DeviceProps, policy: GemmPolicy | None = None
 ) -> Plan: ...
+def make_chain(first: FusedProblem, second: FusedProblem, device: DeviceProps) -> ChainPlan: ...
 def run(
     plan: Plan,
     x: int,
@@ -114,12 +137,13 @@ def run(
     weight_col_stride: int,
     weight_planes: int,
     weight_words: int,
-    operands: Sequence[int],  # pointer, row stride, column stride of each operand, flat
+    operands: Sequence[int],  # pointer, row stride, column stride, DType of each operand, flat
     after_operands: Sequence[int],
     out: int,
-    out_row_stride: int,
+    out_row_stride: int,  # not read after logsumexp, whose result is [M]
     batch_norm: Sequence[int] | None,
-    # pointers: weight, bias, running_mean, running_var, num_batches_tracked, save_mean, save_invstd
+    # pointers of weight, bias, running_mean, running_var, num_batches_tracked; DType of weight and
+    # bias, of the running statistics; pointers of save_mean, save_invstd
     momentum: float,  # negative: None
     eps: float,
     workspace: int,
@@ -128,8 +152,26 @@ def run(
 ) -> None:
     """Makes the plan's device current for the duration of the call."""
 
-def planes_layout(rows: int, k: int) -> tuple[int, int, int]:
-    """(leading dimension, bytes of both planes, bytes of the row words)."""
+def run_chain(
+    plan: ChainPlan,
+    dtype: int,
+    x: int,
+    x_row_stride: int,
+    x_col_stride: int,
+    first_weight: Sequence[int],  # pointer, row stride, column stride, planes, words
+    second_weight: Sequence[int],
+    first_operands: Sequence[int],
+    second_operands: Sequence[int],
+    out: int,
+    out_row_stride: int,
+    workspace: int,
+    promotion: float,
+    stream: int,
+) -> None:
+    """Makes the plan's device current for the duration of the call."""
+
+def planes_layout(rows: int, k: int, count: int) -> tuple[int, int, int]:
+    """(leading dimension, bytes of all `count` planes, bytes of the row words)."""
 
 def split(
     x: int,
@@ -137,8 +179,37 @@ def split(
     col_stride: int,
     rows: int,
     k: int,
+    count: int,  # of planes
     planes: int,
     words: int,
+    device: DeviceProps,
+    stream: int,
+) -> None: ...
+
+class LogSumExpPlan:
+    workspace_bytes: int
+    rows: int  # elements of the result
+    length: int  # elements of x for each of them
+    splits: int  # parts of a row; more than 1: partials and a merge
+    def __repr__(self) -> str: ...
+
+def plan_logsumexp(
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    reduced: int,  # bit d: dimension d is reduced
+    dtype: int,  # DType: 0 float32, 1 float16, 2 bfloat16
+    out_dtype: int,
+    device: DeviceProps,
+) -> LogSumExpPlan: ...
+def logsumexp(plan: LogSumExpPlan, x: int, out: int, workspace: int, stream: int) -> None:
+    """Makes the plan's device current for the duration of the call."""
+
+def merge_logsumexp_partials(
+    partials: int,  # fp32 [rows][count][2]: max, sum of exp(value - max)
+    rows: int,
+    count: int,
+    out: int,
+    out_dtype: int,
     device: DeviceProps,
     stream: int,
 ) -> None: ...

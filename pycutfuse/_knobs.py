@@ -16,10 +16,11 @@ DEFAULT_PROMOTION = 1.0 + 2.0**-23
 
 @dataclass(slots=True)
 class Knobs:
-    """Promotion factor, forced policy, and where outputs and workspaces come from."""
+    """Promotion factor, forced policy, whether slow problems are taken, and who allocates."""
 
     promotion: float = DEFAULT_PROMOTION
     policy: "GemmPolicy | None" = None
+    take_slow: bool = False  # problems that PyTorch is expected to run faster
     empty: Callable[..., Tensor] = torch.empty
 
 

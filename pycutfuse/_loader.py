@@ -24,8 +24,10 @@ REMEDY = (
 # What _C.pyi promises; `info` says which of them a binding lacks.
 INTERFACE = (
     "ABI_VERSION abi_version version build_info device_count OPS MAX_STEPS TAILS DeviceProps "
-    "query_device check_device GemmPolicy compiled_policies select_policy Program Plan why_not "
-    "make_plan run planes_layout split"
+    "query_device check_device GemmPolicy compiled_policies select_policy Program FusedProblem "
+    "Plan ChainPlan why_not why_slower why_not_chain make_plan make_chain run run_chain "
+    "planes_layout split "
+    "LogSumExpPlan plan_logsumexp logsumexp merge_logsumexp_partials"
 ).split()
 
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF e_machine

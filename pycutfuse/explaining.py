@@ -3,11 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from pycutfuse import ops
-from pycutfuse.nn import Linear, LinearScaleBatchNorm1d
-from pycutfuse.ops import _explain
+from pycutfuse.nn import (
+    Linear,
+    LinearLogSumExp,
+    LinearScaleBatchNorm1d,
+    LinearSigmoidLinearLogSumExp,
+)
+from pycutfuse.ops import _explain, _explain_logsumexp
 from pycutfuse.ops._explain import Explanation
 from pycutfuse.ops._linear import prepare as prepare_linear
 from pycutfuse.ops._linear_batch_norm import prepare as prepare_linear_batch_norm
@@ -50,6 +55,10 @@ def explain(
       tier: ieee
       program: add(operand 0) | relu
     """
+    if isinstance(module_or_op, LinearLogSumExp):
+        return _explain_linear_logsumexp(module_or_op, *inputs, **options)
+    if isinstance(module_or_op, LinearSigmoidLinearLogSumExp):
+        return _explain_two_linears(module_or_op, *inputs, **options)
     if isinstance(module_or_op, Linear):
         reason = module_or_op.epilogue.why_chain()
         if reason is not None:
@@ -65,7 +74,25 @@ def explain(
         return _explain.explain_linear(*prepare_linear(*inputs, **options))
     if module_or_op is ops.linear_batch_norm:
         return _explain.explain_linear_batch_norm(prepare_linear_batch_norm(*inputs, **options))
+    if module_or_op is ops.linear_logsumexp:
+        return _explain_logsumexp.explain_linear_logsumexp(*prepare_linear(*inputs, **options))
+    if module_or_op is ops.logsumexp:
+        return _explain.explain_logsumexp(*inputs, **options)
     name = getattr(module_or_op, "__name__", type(module_or_op).__name__)
     raise TypeError(
         f"{name} is no pycutfuse module or operator; explain its pycutfuse.nn children one by one"
     )
+
+
+def _explain_linear_logsumexp(layer: LinearLogSumExp, x: Tensor) -> Explanation:
+    reason = layer.epilogue.why_chain()
+    if reason is not None:
+        return _explain.explain_chain("linear_logsumexp", reason, layer.precision)
+    return _explain_logsumexp.explain_linear_logsumexp(*layer.run_arguments(x))
+
+
+def _explain_two_linears(layer: LinearSigmoidLinearLogSumExp, x: Tensor) -> Explanation:
+    reason = layer.why_chain(x)
+    if reason is not None:
+        return _explain.explain_chain("linear_linear_logsumexp", reason, layer.precision)
+    return _explain_logsumexp.explain_linear_linear_logsumexp(layer.call_arguments(x))

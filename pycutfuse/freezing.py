@@ -9,15 +9,19 @@ def freeze(module: nn.Module) -> nn.Module:
     """Split the weights of all pycutfuse modules in `module` once, for all forwards to come.
 
     Otherwise the weights are split at every call, because nothing tells reliably that they changed.
-    The planes are made on the current stream and may be used on every other. While a module is
+    The planes are made for the tier in force now: the module's own, else that of
+    `pycutfuse.precision`, else what torch's flags say. Those of ``"ieee"`` serve ``"tf32"`` calls
+    too; those of ``"tf32"`` are half as large, and an ``"ieee"`` call splits the weight again.
+    They are made on the current stream and may be used on every other. While a module is
     frozen, changes of its weight are not seen, except through what unfreezes it:
     ``load_state_dict``, ``.to()`` and its relatives, ``.train()``, and `unfreeze`.
 
     Parameters
     ----------
     module : torch.nn.Module
-        In evaluation mode. Modules whose weights no kernel takes (CPU, float64) stay as they are
-        and follow the fallback policy.
+        In evaluation mode. float16 and bfloat16 weights are multiplied as they are: there is
+        nothing to keep. Modules whose weights no kernel takes (CPU, float64) stay as they are and
+        follow the fallback policy.
 
     Returns
     -------

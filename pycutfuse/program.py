@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
 
@@ -34,6 +34,11 @@ OPS: dict[str, int] = {
     )
 }
 MAX_STEPS = 16
+# A code's low byte is the library's op; what is above it tells apart functions of equal values and
+# other gradients, which the library does not compute.
+_OP_BITS = 0xFF
+CODES: dict[str, int] = OPS | {"hardtanh": OPS["clamp"] | 1 << 8}
+NAMES: dict[int, str] = {code: name for name, code in CODES.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +48,7 @@ class Step:
     Attributes
     ----------
     op : str
-        Name of the function, a key of ``OPS``.
+        Name of the function, a key of ``CODES``.
     operand : Tensor or None
         Second operand, broadcastable to the output. A 0-dim tensor is an operand, not a constant.
     constants : tuple of float
@@ -64,6 +69,7 @@ class Encoded:
 
     codes: tuple[int, ...] = ()
     constants: tuple[float, ...] = ()
+    biased: bool = field(default=False, compare=False)  # the first step is linear's own bias
 
     @cached_property
     def key(self) -> tuple[tuple[int, ...], bytes]:
@@ -96,7 +102,7 @@ def _bound(op: str, other: object) -> Step:
 
 
 def add(other: float | Tensor) -> Step:
-    """v + other. `other` is a number, or a float32 tensor broadcastable to the output.
+    """v + other. `other` is a number, or a tensor broadcastable to the output.
 
     Examples
     --------
@@ -206,7 +212,7 @@ def clamp(min: float | None = None, max: float | None = None) -> Step:
 
 
 def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Step:
-    """min(max(v, min_val), max_val).
+    """min(max(v, min_val), max_val). As in torch its gradient is 0 at the bounds; clamp's is 1.
 
     Raises
     ------
@@ -215,7 +221,7 @@ def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Step:
     """
     if min_val > max_val:
         raise ValueError(f"hardtanh: min_val {min_val} is greater than max_val {max_val}")
-    return clamp(min_val, max_val)
+    return Step("hardtanh", None, clamp(min_val, max_val).constants)
 
 
 def softplus(beta: float = 1.0, threshold: float = 20.0) -> Step:
@@ -261,12 +267,17 @@ def encode(program: Program, *, bias: bool = False) -> Encoded:
     operand = int(bias)
     for step in program:
         if step.operand is None:
-            codes += (OPS[step.op], -1)
+            codes += (CODES[step.op], -1)
         else:
-            codes += (OPS[step.op], operand)
+            codes += (CODES[step.op], operand)
             operand += 1
         constants += step.constants
-    return Encoded(codes, constants)
+    return Encoded(codes, constants, bias)
+
+
+def library_codes(codes: Sequence[int]) -> tuple[int, ...]:
+    """Codes of the library's own ops, in `Encoded.codes`."""
+    return tuple(code if at % 2 else code & _OP_BITS for at, code in enumerate(codes))
 
 
 def operands_of(program: Program) -> list[Tensor]:
@@ -274,15 +285,16 @@ def operands_of(program: Program) -> list[Tensor]:
     return [step.operand for step in program if step.operand is not None]
 
 
-_CONSTANTS = dict.fromkeys(list(OPS)[:6], 1) | {"leaky_relu": 1, "clamp": 2, "softplus": 2}
+_CONSTANTS = dict.fromkeys([*list(OPS)[:6], "leaky_relu"], 1) | dict.fromkeys(
+    ("clamp", "hardtanh", "softplus"), 2
+)
 
 
 def describe(codes: Sequence[int], constants: Sequence[float]) -> str:
     """One line in the words of libcutfuse, for example ``add(operand 0) | mul(2) | sigmoid``."""
-    names = list(OPS)
     steps = []
     for at in range(0, len(codes), 2):
-        name, operand = names[codes[at]], codes[at + 1]
+        name, operand = NAMES[codes[at]], codes[at + 1]
         count = _CONSTANTS.get(name, 0)
         values = ", ".join(f"{value:g}" for value in constants[at : at + count])
         argument = f"operand {operand}" if operand >= 0 else values

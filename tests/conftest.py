@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from pycutfuse import config
+from pycutfuse.testing import slow_problems_taken
 
 _gpu = {"run": 0, "skipped": 0}
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cuda(count=1): needs that many CUDA GPUs")
+    config.addinivalue_line("markers", "hands_over: slow problems go to PyTorch, as for users")
 
 
 def _needed(item: pytest.Item) -> int:
@@ -45,6 +47,16 @@ def quiet() -> Iterator[None]:
     yield
     config.set_fallback_policy(outer)
     config.reset_counters()
+
+
+@pytest.fixture(autouse=True)
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Small problems reach the kernels, except in tests of what is handed over."""
+    if request.node.get_closest_marker("hands_over") is not None:
+        yield
+        return
+    with slow_problems_taken():
+        yield
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "batch_norm/normalise.h"
 #include "cutfuse/batch_norm.h"
 #include "cutfuse/status.h"
 #include "cutfuse/types.h"
@@ -20,9 +19,10 @@ namespace cutfuse::batch_norm {
 Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
                 const BatchNormBuffers& buffers, void* stream) noexcept;
 
-/// out = after(step(out)), in place; raises *num_batches_tracked by one if it is not null.
-Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Normalise& step,
-                 const DeviceProgram& after, int64_t* num_batches_tracked, int32_t sm_count,
-                 void* stream) noexcept;
+/// out = after(y) in place, with y of BatchNormBuffers from the statistics in `partials`: few of
+/// them are merged in the same launch, many by finalise(). Raises *num_batches_tracked by one.
+Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Moments* partials,
+                 int64_t partial_count, const BatchNormBuffers& buffers, const DeviceProgram& after,
+                 int32_t sm_count, void* stream) noexcept;
 
 }  // namespace cutfuse::batch_norm

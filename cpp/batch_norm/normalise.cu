@@ -3,97 +3,89 @@
 #include <algorithm>
 
 #include "batch_norm/kernels.h"
+#include "batch_norm/normalise.h"
+#include "batch_norm/statistics.cuh"
 #include "core/launch.h"
 #include "core/status.h"
+#include "device/values.cuh"
 #include "program/executor.cuh"
+#include "program/row_tile.cuh"
 
 namespace cutfuse::batch_norm {
 namespace {
 
-constexpr int kColumns = 4;     // of one thread: a 16-byte access
-constexpr int kRowsAtOnce = 4;  // loads in flight per thread
-constexpr int kLanes = 32;
-constexpr int kWarps = 8;
+using namespace row_tile;  // NOLINT: this file is one pass over row tiles
 
-/// Rows row0 - r and columns column0 .. column0 + 3 of one thread: value (pair * kRows + r) * 2 +
-/// c.
-struct Coordinates {
-  static constexpr int kRows = kRowsAtOnce;
-  static constexpr int kColumnPairs = kColumns / 2;
-  static constexpr int kSize = kRows * kColumns;
-  static constexpr int kColumnPairStride = 2;
-  static constexpr int kStagedOperands = 0;
+constexpr int kBlockColumns = kLanes * kColumns;
+constexpr int kMaxPartials = 32;
 
-  int64_t row0;
-  int64_t column0;
-  int64_t columns;
-
-  __device__ bool row_inside(int r) const { return row0 - r >= 0; }
-  __device__ bool column_inside(int j, int c) const { return column0 + 2 * j + c < columns; }
-  __device__ int64_t row(int r) const { return max(row0 - r, int64_t(0)); }
-  __device__ int64_t column(int j, int c) const { return min(column0 + 2 * j + c, columns - 1); }
-};
-
-__device__ int index(int j, int r, int c) { return (j * kRowsAtOnce + r) * 2 + c; }
-
-template <bool kVector>
-__device__ void load(const Matrix& out, const Coordinates& at, float (&v)[Coordinates::kSize]) {
+/// Merges the partials of a block's columns, two threads a column: by plain sums in fp64, mean
+/// first, as there are few. Every block of a column does it; the first one also writes.
+__device__ void merge_columns(const Moments* partials, int count, int64_t rows, int64_t columns,
+                              const BatchNormBuffers& buffers, float* means, float* invstds) {
+  static_assert(kLanes * kWarps == 2 * kBlockColumns);
+  const int in_block = threadIdx.x / 2;
+  const int half = threadIdx.x % 2;
+  const int64_t column = int64_t(blockIdx.y) * kBlockColumns + in_block;
+  const Moments* of_column = partials + min(column, columns - 1) * count;
+  Moments mine[kMaxPartials / 2];
+  double sum = 0.0;
 #pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    const float* row = out.data + at.row(r) * out.row_stride;
-    if (kVector) {
-      const float4 four = *reinterpret_cast<const float4*>(row + min(at.column0, at.columns - 4));
-      v[index(0, r, 0)] = four.x, v[index(0, r, 1)] = four.y;
-      v[index(1, r, 0)] = four.z, v[index(1, r, 1)] = four.w;
-    } else {
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) v[index(i / 2, r, i % 2)] = row[at.column(i / 2, i % 2)];
+  for (int i = 0; i < kMaxPartials / 2; ++i) {
+    const int p = 2 * i + half;
+    if (p < count) {
+      mine[i] = of_column[p];
+      sum += rows_of_partial(p, rows) * mine[i].mean;
     }
   }
-}
-
-template <bool kVector>
-__device__ void store(const Matrix& out, const Coordinates& at,
-                      const float (&v)[Coordinates::kSize]) {
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  const auto n = static_cast<double>(rows);
+  const double mean = sum / n;
+  double m2 = 0.0;
 #pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    if (!at.row_inside(r)) {
-      continue;
+  for (int i = 0; i < kMaxPartials / 2; ++i) {
+    const int p = 2 * i + half;
+    if (p < count) {
+      const double delta = mine[i].mean - mean;
+      m2 += mine[i].m2 + rows_of_partial(p, rows) * delta * delta;
     }
-    float* row = out.data + at.row(r) * out.row_stride + at.column0;
-    if (kVector) {
-      if (at.column_inside(0, 0)) {
-        *reinterpret_cast<float4*>(row) = {v[index(0, r, 0)], v[index(0, r, 1)], v[index(1, r, 0)],
-                                           v[index(1, r, 1)]};
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        if (at.column_inside(i / 2, i % 2)) row[i] = v[index(i / 2, r, i % 2)];
-      }
-    }
+  }
+  m2 += __shfl_xor_sync(0xffffffffu, m2, 1);
+  if (half == 0) {
+    means[in_block] = static_cast<float>(mean);
+    invstds[in_block] = inverse_deviation(m2, n, buffers.eps);
+    if (blockIdx.x == 0 && column < columns) write_statistics(column, mean, m2, n, buffers);
   }
 }
 
 /// Rows are taken from the last to the first: the contraction wrote the last ones most recently, so
-/// they are still in L2.
-template <bool kVector>
+/// they are still in L2. kMerges: the statistics are merged here and not by finalise().
+template <bool kVector, bool kMerges>
 __global__ void __launch_bounds__(kLanes* kWarps)
     normalise_kernel(const Matrix out, int64_t rows, int64_t columns, const Normalise step,
-                     const __grid_constant__ DeviceProgram after, int64_t* num_batches_tracked) {
+                     const __grid_constant__ DeviceProgram after, int64_t* num_batches_tracked,
+                     const Moments* partials, int partial_count, const BatchNormBuffers buffers) {
   wait_for_previous_kernels();
   if (num_batches_tracked != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
     ++*num_batches_tracked;
   }
   const int warp = threadIdx.x / kLanes;
   Coordinates at{0, (int64_t(blockIdx.y) * kLanes + threadIdx.x % kLanes) * kColumns, columns};
+  __shared__ float means[kMerges ? kBlockColumns : 1];
+  __shared__ float invstds[kMerges ? kBlockColumns : 1];
+  if constexpr (kMerges) {
+    merge_columns(partials, partial_count, rows, columns, buffers, means, invstds);
+    __syncthreads();
+  }
   float mean[kColumns], scale[kColumns], shift[kColumns];
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
     const int64_t column = at.column(i / 2, i % 2);
-    mean[i] = step.mean[column];
-    scale[i] = step.invstd[column] * (step.weight != nullptr ? step.weight[column] : 1.f);
-    shift[i] = step.bias != nullptr ? step.bias[column] : 0.f;
+    const int in_block = threadIdx.x % kLanes * kColumns + i;
+    mean[i] = kMerges ? means[in_block] : step.mean[column];
+    scale[i] = kMerges ? invstds[in_block] : step.invstd[column];
+    if (step.weight != nullptr) scale[i] *= load_value(step.weight, column, step.affine_dtype);
+    shift[i] = step.bias != nullptr ? load_value(step.bias, column, step.affine_dtype) : 0.f;
   }
   const int64_t stride = int64_t(gridDim.x) * kWarps * kRowsAtOnce;
   for (int64_t done = (int64_t(blockIdx.x) * kWarps + warp) * kRowsAtOnce; done < rows;
@@ -114,25 +106,37 @@ __global__ void __launch_bounds__(kLanes* kWarps)
   }
 }
 
+/// The rows of a result are few: a block takes many of them, or merging would cost more than it
+/// saves.
+constexpr unsigned kMergingRowBlocks = 8;
+
 }  // namespace
 
-Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Normalise& step,
-                 const DeviceProgram& after, int64_t* num_batches_tracked, int32_t sm_count,
-                 void* stream) noexcept {
-  const int64_t column_blocks = (columns + kLanes * kColumns - 1) / (kLanes * kColumns);
-  const int64_t row_blocks = (rows + kWarps * kRowsAtOnce - 1) / (kWarps * kRowsAtOnce);
-  if (column_blocks > 65535) {
-    return error(Code::kNotSupported, "batch_norm over %lld channels: at most %d are supported",
-                 static_cast<long long>(columns), 65535 * kLanes * kColumns);
+Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Moments* partials,
+                 int64_t partial_count, const BatchNormBuffers& buffers, const DeviceProgram& after,
+                 int32_t sm_count, void* stream) noexcept {
+  if (columns > kMaxColumns) {
+    return error(Code::kNotSupported, "batch_norm over %lld channels: at most %lld are supported",
+                 static_cast<long long>(columns), static_cast<long long>(kMaxColumns));
   }
-  // Eight resident blocks a multiprocessor, a few waves of them.
-  const int64_t wanted = (int64_t(sm_count) * 32 + column_blocks - 1) / column_blocks;
-  const dim3 grid(static_cast<unsigned>(std::min(row_blocks, wanted)),
-                  static_cast<unsigned>(column_blocks));
-  const bool vector = columns % 4 == 0 && out.row_stride % 4 == 0 &&
-                      reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
-  return launch(vector ? normalise_kernel<true> : normalise_kernel<false>, grid, kLanes * kWarps, 0,
-                stream, out, rows, columns, step, after, num_batches_tracked);
+  // The count of batches is raised by one block: no other may read it then.
+  const bool merges = partial_count <= kMaxPartials && buffers.momentum >= 0.0;
+  dim3 blocks = grid(rows, columns, sm_count);
+  if (merges) {
+    blocks.x = std::min(blocks.x, kMergingRowBlocks);
+  } else if (Status status = finalise(partials, partial_count, rows, columns, buffers, stream);
+             !status.ok()) {
+    return status;
+  }
+  const bool vectors = allows_vectors(out, columns);
+  const auto kernel =
+      merges ? (vectors ? normalise_kernel<true, true> : normalise_kernel<false, true>)
+             : (vectors ? normalise_kernel<true, false> : normalise_kernel<false, false>);
+  const Normalise step{buffers.save_mean, buffers.save_invstd, buffers.weight, buffers.bias,
+                       buffers.affine_dtype};
+  return cutfuse::launch(kernel, blocks, kLanes * kWarps, 0, stream, out, rows, columns, step,
+                         after, buffers.num_batches_tracked, partials,
+                         static_cast<int>(partial_count), buffers);
 }
 
 }  // namespace cutfuse::batch_norm

@@ -49,5 +49,6 @@ void add_program(pybind11::module_& module);
 void add_gemm(pybind11::module_& module);
 void add_fused(pybind11::module_& module);
 void add_split(pybind11::module_& module);
+void add_row_reduce(pybind11::module_& module);
 
 }  // namespace cutfuse::bindings

@@ -9,4 +9,5 @@ PYBIND11_MODULE(_C, module) {
   add_gemm(module);
   add_fused(module);
   add_split(module);
+  add_row_reduce(module);
 }

@@ -88,11 +88,11 @@ Status query_device(int32_t index, DeviceProps* props) noexcept {
 }
 
 Status check_device(const DeviceProps& props) noexcept {
-  // sm_90a code runs on compute capability 9.0 and on nothing else, later ones included.
-  CUTFUSE_CHECK(props.major == 9 && props.minor == 0, Code::kNotSupported,
-                "CUDA device %d%s%s%s has compute capability %d.%d but this build has kernels for "
-                "%s only; use a GPU of compute capability 9.0 (H100, H200, GH200) or let PyTorch "
-                "run the operator",
+  // 9.0 has its own kernels; all others run the sm_80 ones, later devices from embedded PTX.
+  CUTFUSE_CHECK(props.major >= 8, Code::kNotSupported,
+                "CUDA device %d%s%s%s has compute capability %d.%d but the kernels of this build "
+                "(%s) need 8.0 or later; use such a GPU (A100, RTX 30 series and newer) or let "
+                "PyTorch run the operator",
                 props.index, props.name[0] ? " (" : "", props.name, props.name[0] ? ")" : "",
                 props.major, props.minor, architectures());
   return {};

@@ -38,22 +38,29 @@ Status replace_tensor_map_address(CUtensorMap* map, const void* address) noexcep
   return {};
 }
 
-Status encode_output_map(const Matrix& out, int64_t rows, int64_t columns, int box_rows,
-                         int box_columns, CUtensorMap* map) noexcept {
+Status encode_output_map(const Matrix& out, int64_t rows, int64_t columns, int64_t count,
+                         int64_t plane_stride, int box_rows, CUtensorMap* map) noexcept {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const auto encode = reinterpret_cast<Encode>(entry_point("cuTensorMapEncodeTiled"));
   if (encode == nullptr) {
     return no_entry_point("cuTensorMapEncodeTiled");
   }
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(out.row_stride) * sizeof(float)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
-                            static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[] = {1, 1};
+  const auto bytes = static_cast<cuuint64_t>(size_of(out.dtype));
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
+                              static_cast<cuuint64_t>(count)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(out.row_stride) * bytes,
+                                static_cast<cuuint64_t>(plane_stride) * bytes};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(64 / bytes), static_cast<cuuint32_t>(box_rows),
+                            1};
+  const cuuint32_t steps[] = {1, 1, 1};
+  const CUtensorMapDataType type = out.dtype == DType::kFloat32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : out.dtype == DType::kFloat16
+                                       ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const CUresult result =
-      encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, out.data, sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_64B,
-             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode(map, type, 3, out.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return error(Code::kCuda,
                  "cuTensorMapEncodeTiled refused a %lld x %lld output with row stride %lld at %p "

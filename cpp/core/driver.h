@@ -12,9 +12,10 @@ namespace cutfuse {
 /// Points an encoded tensor map at another address, aligned as the first one was.
 Status replace_tensor_map_address(CUtensorMap* map, const void* address) noexcept;
 
-/// A tensor map that stores boxes of box_rows x box_columns (64 bytes of columns, 64-byte swizzle
-/// in shared memory) to `out`, whose row stride and address are multiples of 16 bytes.
-Status encode_output_map(const Matrix& out, int64_t rows, int64_t columns, int box_rows,
-                         int box_columns, CUtensorMap* map) noexcept;
+/// A tensor map that stores boxes of box_rows x 64 bytes of columns (64-byte swizzle in shared
+/// memory) to `count` matrices, `plane_stride` elements apart, of which `out` is the first; its
+/// address and both strides are multiples of 16 bytes.
+Status encode_output_map(const Matrix& out, int64_t rows, int64_t columns, int64_t count,
+                         int64_t plane_stride, int box_rows, CUtensorMap* map) noexcept;
 
 }  // namespace cutfuse

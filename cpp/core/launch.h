@@ -13,12 +13,25 @@ namespace cutfuse {
 
 #ifdef __CUDACC__
 /// First in every kernel launched by launch(): waits until the kernels before it in the stream have
-/// ended and their writes are visible, then lets the next one start its own wait early.
+/// ended and their writes are visible, then lets the next one start its own wait early. Before
+/// compute capability 9.0 kernels never overlap.
 __device__ __forceinline__ void wait_for_previous_kernels() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 #endif
+
+/// Whether kernels may overlap on the current device. A device that they may on must run code for
+/// compute_90 or later, which waits: no unit embeds PTX for less (cmake/architectures.cmake).
+inline bool current_device_overlaps() noexcept {
+  int device = 0;
+  int major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major >= 9;
+}
 
 /// Launches `kernel` as a programmatic dependent of the stream's last kernel: its blocks may be
 /// resident before that one ends, so the kernel begins with wait_for_previous_kernels().
@@ -34,7 +47,7 @@ Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t share
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.numAttrs = current_device_overlaps() ? 1 : 0;
   CUTFUSE_CUDA(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
   return {};
 }

@@ -1,101 +1,82 @@
 /// \file
-/// FusedProblem x DeviceProps -> stages and one workspace arena; run() launches them in order.
-#include <cuda_runtime_api.h>
+/// FusedProblem x DeviceProps -> stages and one workspace arena; launch() runs them in order.
+#include "fused/plan.h"
 
-#include <memory>
+#include <algorithm>
 #include <new>
-#include <string>
 
 #include "batch_norm/kernels.h"
-#include "core/checked_math.h"
 #include "core/current_device.h"
 #include "core/status.h"
-#include "cutfuse/fused.h"
-#include "cutfuse/split.h"
-#include "gemm/launcher.h"
+#include "cutfuse/row_reduce.h"
+#include "device/logsumexp.h"
+#include "program/apply.h"
+#include "row_reduce/kernels.h"
 #include "split/split.h"
 
 namespace cutfuse {
+namespace fused {
 namespace {
 
-/// Hands out aligned pieces of the workspace, in order.
-class Arena {
- public:
-  /// Offset of a piece of `bytes`, or false if the total overflows.
-  bool add(int64_t bytes, int64_t* offset) {
-    constexpr int64_t kAlignment = 256;
-    *offset = size_;
-    return checked_round_up(bytes, kAlignment, &bytes) && checked_add(size_, bytes, &size_);
-  }
-  int64_t size() const { return size_; }
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
- private:
-  int64_t size_ = 0;
-};
-
-template <class T>
-T* at(void* workspace, int64_t offset) {
-  return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
+/// Elements between rows of an operand: of its planes, or of the tensor itself.
+/// The program then runs in a pass of its own, and no partials of reductions are emitted.
+bool may_split_k(const FusedProblem& problem, Links links) {
+  return problem.tail == Tail::kNone && !links.writes_planes;
 }
 
-class FusedPlan final : public Plan {
- public:
-  FusedPlan(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy& policy)
-      : problem_(problem), device_(device), policy_(policy) {}
+int64_t leading_of(int64_t given, int64_t k) { return given != 0 ? given : ceil_div(k, 8) * 8; }
 
-  const FusedProblem& problem() const noexcept override { return problem_; }
-  const GemmPolicy& policy() const noexcept override { return policy_; }
-  const DeviceProps& device() const noexcept override { return device_; }
-  int64_t workspace_bytes() const noexcept override { return arena_.size(); }
-  std::string describe() const override;
+}  // namespace
 
-  Status lay_out();
-  Status launch(const FusedBuffers& buffers, void* stream) const noexcept;
-
- private:
-  FusedProblem problem_;
-  DeviceProps device_;
-  GemmPolicy policy_;
-  Arena arena_;
-  int64_t x_planes_ = 0, x_words_ = 0, weight_planes_ = 0, weight_words_ = 0, partials_ = 0;
-  std::unique_ptr<gemm::Launcher> gemm_;
-
-  bool empty() const { return problem_.gemm.m == 0 || problem_.gemm.n == 0; }
-  bool training() const { return problem_.tail == Tail::kBatchNormTrain; }
-  int64_t partial_count() const { return (problem_.gemm.m + kPartialRows - 1) / kPartialRows; }
-  Status check(const FusedBuffers& buffers) const noexcept;
-  Status bind(const FusedBuffers& buffers, gemm::GemmCall* call,
-              DeviceProgram* after) const noexcept;
-};
+int64_t FusedPlan::partial_count() const {
+  return reduces_rows() ? ceil_div(problem_.gemm.n, policy_.tile_n)
+                        : ceil_div(problem_.gemm.m, kPartialRows);
+}
 
 Status FusedPlan::lay_out() {
   if (empty()) {
     return {};
   }
-  const auto [m, n, k, precision] = problem_.gemm;
-  PlanesLayout x, weight;
-  if (Status status = planes_layout(m, k, &x); !status.ok()) return status;
-  if (Status status = planes_layout(n, k, &weight); !status.ok()) return status;
-  bool fits = arena_.add(x.plane_bytes, &x_planes_) && arena_.add(x.word_bytes, &x_words_);
-  if (!problem_.weight_planes) {
-    fits = fits && arena_.add(weight.plane_bytes, &weight_planes_) &&
-           arena_.add(weight.word_bytes, &weight_words_);
+  const auto [m, n, k, precision, dtype] = problem_.gemm;
+  bool fits = true;
+  const auto add_planes = [&](int64_t rows, int64_t* data, int64_t* words) -> Status {
+    PlanesLayout layout;
+    if (Status status = planes_layout(rows, k, planes(), &layout); !status.ok()) return status;
+    fits = fits && arena_.add(layout.plane_bytes, data) && arena_.add(layout.word_bytes, words);
+    return {};
+  };
+  if (planes() > 0 && !links_.reads_planes) {
+    if (Status status = add_planes(m, &x_planes_, &x_words_); !status.ok()) return status;
   }
-  if (training()) {
+  if (planes() > 0 && !problem_.weight_planes) {
+    if (Status status = add_planes(n, &weight_planes_, &weight_words_); !status.ok()) return status;
+  }
+  if (training() || reduces_rows()) {
+    static_assert(sizeof(Moments) == sizeof(LogSumExpPartial));
     int64_t bytes = 0;
-    fits = fits && checked_multiply(n, partial_count() * int64_t(sizeof(Moments)), &bytes) &&
+    fits = fits &&
+           checked_multiply(reduces_rows() ? m : n, partial_count() * int64_t(sizeof(Moments)),
+                            &bytes) &&
            arena_.add(bytes, &partials_);
+  }
+  if (splits_k()) {
+    CUTFUSE_CHECK(may_split_k(problem_, links_), Code::kNotSupported,
+                  "%s splits K, which a reduction after the contraction does not allow",
+                  to_string(policy_).c_str());
+    int64_t bytes = 0;
+    fits = fits && checked_multiply(slice_stride(), policy_.split_k * int64_t(4), &bytes) &&
+           arena_.add(bytes, &slices_);
   }
   if (!fits) {
     return error(Code::kInvalidValue, "the workspace of %s needs more than 2^63 bytes",
                  to_string(problem_.gemm).c_str());
   }
-  const gemm::Instance* instance = gemm::find_instance(policy_);
-  if (instance == nullptr) {
-    return error(Code::kNotSupported, "%s is not compiled; compiled_policies() lists what is",
-                 to_string(policy_).c_str());
-  }
-  gemm_ = instance->bind(problem_.gemm, policy_, device_);
+  if (Status status = check_policy(problem_.gemm, policy_); !status.ok()) return status;
+  const gemm::OperandLayout layout{leading_of(problem_.x_leading, k),
+                                   leading_of(problem_.weight_leading, k)};
+  gemm_ = gemm::find_instance(policy_)->bind(problem_.gemm, policy_, layout, device_);
   return {};
 }
 
@@ -103,13 +84,29 @@ std::string FusedPlan::describe() const {
   if (empty()) {
     return "nothing to do: the output is empty";
   }
-  std::string text = problem_.weight_planes
-                         ? "split x into two fp16 planes (the frozen weight has its planes)\n"
-                         : "split x and weight into two fp16 planes\n";
-  text += "gemm " + to_string(problem_.gemm) +
-          ", three products, promoted every 64 of K: " + to_string(policy_);
+  std::string text;
+  if (planes() > 0) {
+    const std::string into =
+        planes() == 2 ? " into two scaled fp16 planes" : " into one scaled fp16 plane";
+    std::string what = links_.reads_planes ? "" : "x";
+    if (!problem_.weight_planes) what += what.empty() ? "weight" : " and weight";
+    if (!what.empty()) text += "split " + what + into;
+    if (problem_.weight_planes) text += " (the frozen weight has its planes)";
+    if (!text.empty()) text += "\n";
+  }
+  text += "gemm " + to_string(problem_.gemm);
+  if (planes() == 2) {
+    text += ", three products, promoted every " + std::to_string(policy_.promote_k) + " of K";
+  }
+  text += ": " + to_string(policy_);
+  if (splits_k()) {
+    text += "\nadd " + std::to_string(policy_.split_k) + " parts of K";
+  }
   if (problem_.program.count > 0) {
     text += "\n  epilogue: " + to_string(problem_.program);
+  }
+  if (links_.writes_planes) {
+    text += "\n  epilogue: the result as planes of the next gemm";
   }
   if (problem_.tail == Tail::kBatchNormEval) {
     text += "\n  epilogue: batch_norm with the running statistics";
@@ -118,6 +115,10 @@ std::string FusedPlan::describe() const {
     text += "\n  epilogue: batch-norm partials of every 64 rows\n";
     text += "merge partials, update running statistics\nnormalise in place";
   }
+  if (reduces_rows()) {
+    text += "\n  epilogue: logsumexp partials of every " + std::to_string(policy_.tile_n) +
+            " columns; nothing else is stored\nmerge partials";
+  }
   if (problem_.after.count > 0) {
     text += (training() ? ", then " : "\n  epilogue: ") + to_string(problem_.after);
   }
@@ -125,15 +126,39 @@ std::string FusedPlan::describe() const {
 }
 
 Status FusedPlan::check(const FusedBuffers& buffers) const noexcept {
-  if (buffers.x.data == nullptr || buffers.weight.data == nullptr || buffers.out.data == nullptr) {
+  const bool linked_x = links_.reads_planes;
+  const bool linked_out = links_.writes_planes;
+  if ((!linked_x && buffers.x.data == nullptr) || buffers.weight.data == nullptr ||
+      (!linked_out && buffers.out.data == nullptr)) {
     return error(Code::kInvalidValue, "x, weight and out must not be null");
   }
-  if (buffers.workspace == nullptr || reinterpret_cast<uintptr_t>(buffers.workspace) % 256 != 0) {
+  if (arena_.size() > 0 &&
+      (buffers.workspace == nullptr || reinterpret_cast<uintptr_t>(buffers.workspace) % 256 != 0)) {
     return error(Code::kInvalidValue,
                  "workspace %p must be %lld bytes of device memory aligned to 256 bytes",
                  buffers.workspace, static_cast<long long>(workspace_bytes()));
   }
-  if (buffers.out.row_stride < problem_.gemm.n) {
+  const DType dtype = problem_.gemm.dtype;
+  if ((!linked_x && buffers.x.dtype != dtype) || buffers.weight.dtype != dtype ||
+      (!linked_out && buffers.out.dtype != dtype)) {
+    return error(Code::kInvalidValue, "x, weight and out must have the plan's dtype, %s",
+                 to_string(problem_.gemm).c_str());
+  }
+  if (planes() == 0) {
+    for (const ConstMatrix* operand : {&buffers.x, &buffers.weight}) {
+      const int64_t leading = operand == &buffers.x ? problem_.x_leading : problem_.weight_leading;
+      CUTFUSE_CHECK(
+          reinterpret_cast<uintptr_t>(operand->data) % 16 == 0 && operand->col_stride == 1 &&
+              operand->row_stride == leading_of(leading, problem_.gemm.k),
+          Code::kInvalidValue,
+          "a 16-bit operand at %p has strides (%lld, %lld); it must be aligned to 16 bytes with "
+          "strides (%lld, 1)",
+          operand->data, static_cast<long long>(operand->row_stride),
+          static_cast<long long>(operand->col_stride),
+          static_cast<long long>(leading_of(leading, problem_.gemm.k)));
+    }
+  }
+  if (!reduces_rows() && !linked_out && buffers.out.row_stride < problem_.gemm.n) {
     return error(Code::kInvalidValue, "out has row stride %lld, at least N=%lld is needed",
                  static_cast<long long>(buffers.out.row_stride),
                  static_cast<long long>(problem_.gemm.n));
@@ -160,97 +185,168 @@ Status FusedPlan::check(const FusedBuffers& buffers) const noexcept {
   return {};
 }
 
-/// Fills everything of the GEMM's call but the planes, and the program that follows training.
-Status FusedPlan::bind(const FusedBuffers& buffers, gemm::GemmCall* call,
-                       DeviceProgram* after) const noexcept {
-  void* workspace = buffers.workspace;
+/// Steps and operands of the epilogue, and of the program that follows training.
+Status FusedPlan::bind_programs(const FusedBuffers& buffers, gemm::EpilogueArguments* epilogue,
+                                DeviceProgram* after) const noexcept {
   const BatchNormBuffers& bn = buffers.batch_norm;
-  call->a_planes = at<void>(workspace, x_planes_);
-  call->b_planes =
-      problem_.weight_planes ? buffers.weight_planes : at<void>(workspace, weight_planes_);
-  call->promotion = buffers.promotion;
-  gemm::EpilogueArguments& epilogue = call->epilogue;
-  epilogue.a_words = at<int32_t>(workspace, x_words_);
-  epilogue.b_words =
-      problem_.weight_planes ? buffers.weight_words : at<int32_t>(workspace, weight_words_);
-  epilogue.a = buffers.x;
-  epilogue.b = buffers.weight;
-  epilogue.k = problem_.gemm.k;
-  epilogue.out = buffers.out;
-  epilogue.out_pairs =
-      buffers.out.row_stride % 2 == 0 && reinterpret_cast<uintptr_t>(buffers.out.data) % 8 == 0;
-  if (training()) {
-    epilogue.partials = at<Moments>(workspace, partials_);
-    epilogue.partial_count = partial_count();
-  }
-  DeviceProgram& program = epilogue.program;
-  if (problem_.tail == Tail::kBatchNormEval) {
-    program.operands[gemm::kMeanOperand] = {bn.running_mean, 0, 1};
-    program.operands[gemm::kVarOperand] = {bn.running_var, 0, 1};
-    program.operands[gemm::kBiasOperand] = {bn.bias, 0, 1};
+  const bool eval = problem_.tail == Tail::kBatchNormEval;
+  DeviceProgram& program = epilogue->program;
+  if (eval) {
+    program.operands[gemm::kMeanOperand] = {bn.running_mean, 0, 1, bn.running_dtype};
+    program.operands[gemm::kVarOperand] = {bn.running_var, 0, 1, bn.running_dtype};
+    program.operands[gemm::kBiasOperand] = {bn.bias, 0, 1, bn.affine_dtype};
     program.operand_count = bn.bias != nullptr ? 3 : 2;
-    epilogue.normalises = true;
-    epilogue.weight = bn.weight;
-    epilogue.eps = static_cast<float>(bn.eps);
+    epilogue->normalises = true;
+    epilogue->weight = {bn.weight, 0, 1, bn.affine_dtype};
+    epilogue->eps = static_cast<float>(bn.eps);
   }
   if (Status status = append(problem_.program, buffers.operands, buffers.operand_count, &program);
       !status.ok()) {
     return status;
   }
-  if (problem_.tail == Tail::kBatchNormEval) {
+  if (eval) {
     append(Op::kSub, gemm::kMeanOperand, &program);
     append(Op::kMul, gemm::kVarOperand, &program);
     if (bn.bias != nullptr) append(Op::kAdd, gemm::kBiasOperand, &program);
   }
-  return append(problem_.after, buffers.after_operands, buffers.after_operand_count,
-                training() ? after : &program);
+  Status status = append(problem_.after, buffers.after_operands, buffers.after_operand_count,
+                         training() ? after : &program);
+  epilogue->affine_steps = gemm::count_affine_steps(program);
+  return status;
 }
 
-Status FusedPlan::launch(const FusedBuffers& buffers, void* stream) const noexcept {
+Status FusedPlan::bind(const FusedBuffers& buffers, const void* x_planes, void* out_planes,
+                       gemm::GemmCall* call, DeviceProgram* after) const noexcept {
+  void* workspace = buffers.workspace;
+  const auto [m, n, k, precision, dtype] = problem_.gemm;
+  gemm::EpilogueArguments& epilogue = call->epilogue;
+  call->promotion = buffers.promotion;
+  epilogue.k = k;
+  epilogue.a = buffers.x;
+  epilogue.b = buffers.weight;
+  if (planes() == 0) {
+    call->a_planes = buffers.x.data;
+    call->b_planes = buffers.weight.data;
+  } else {
+    call->a_planes = links_.reads_planes ? x_planes : at<void>(workspace, x_planes_);
+    call->b_planes =
+        problem_.weight_planes ? buffers.weight_planes : at<void>(workspace, weight_planes_);
+    epilogue.b_words =
+        problem_.weight_planes ? buffers.weight_words : at<int32_t>(workspace, weight_words_);
+    if (links_.reads_planes) {
+      epilogue.a_exponent = gemm::kBoundedExponent;
+      epilogue.a = {x_planes, leading_of(0, k), 1, DType::kFloat16};
+    } else {
+      epilogue.a_words = at<int32_t>(workspace, x_words_);
+    }
+  }
+  if (links_.writes_planes) {
+    epilogue.out = {out_planes, leading_of(0, n), DType::kFloat16};
+    epilogue.out_planes = planes();
+  } else if (reduces_rows()) {
+    epilogue.row_partials = at<LogSumExpPartial>(workspace, partials_);
+  } else {
+    epilogue.out = buffers.out;
+    const uintptr_t pair_bytes = 2 * static_cast<uintptr_t>(size_of(dtype));
+    epilogue.out_pairs = buffers.out.row_stride % 2 == 0 &&
+                         reinterpret_cast<uintptr_t>(buffers.out.data) % pair_bytes == 0;
+  }
+  if (training()) {
+    epilogue.partials = at<Moments>(workspace, partials_);
+    epilogue.partial_count = partial_count();
+  }
+  if (splits_k()) {
+    epilogue.out = {at<void>(workspace, slices_), slice_row_stride(), DType::kFloat32};
+    epilogue.out_pairs = true;
+  }
+  return bind_programs(buffers, &epilogue, after);
+}
+
+Status FusedPlan::split_operands(const FusedBuffers& buffers, void* stream) const noexcept {
+  const auto [m, n, k, precision, dtype] = problem_.gemm;
+  void* workspace = buffers.workspace;
+  const SplitJob x{buffers.x, m, at<void>(workspace, x_planes_), at<int32_t>(workspace, x_words_)};
+  const SplitJob weight{buffers.weight, n, at<void>(workspace, weight_planes_),
+                        at<int32_t>(workspace, weight_words_)};
+  if (!links_.reads_planes) {
+    return split(x, problem_.weight_planes ? nullptr : &weight, k, planes(), stream);
+  }
+  return problem_.weight_planes ? Status{} : split(weight, nullptr, k, planes(), stream);
+}
+
+Status FusedPlan::launch(const FusedBuffers& buffers, const void* x_planes, void* out_planes,
+                         void* stream) const noexcept {
   if (empty()) {
     return {};
   }
   if (Status status = check(buffers); !status.ok()) return status;
   gemm::GemmCall call;
   DeviceProgram after;
-  if (Status status = bind(buffers, &call, &after); !status.ok()) return status;
-
-  const auto [m, n, k, precision] = problem_.gemm;
-  void* workspace = buffers.workspace;
-  const BatchNormBuffers& bn = buffers.batch_norm;
-  const SplitJob x{buffers.x, m, at<void>(workspace, x_planes_), at<int32_t>(workspace, x_words_)};
-  const SplitJob weight{buffers.weight, n, at<void>(workspace, weight_planes_),
-                        at<int32_t>(workspace, weight_words_)};
-  Status status = split(x, problem_.weight_planes ? nullptr : &weight, k, stream);
-  if (status.ok()) {
-    status = gemm_->launch(call, stream);
+  if (Status status = bind(buffers, x_planes, out_planes, &call, &after); !status.ok()) {
+    return status;
   }
-  if (status.ok() && training()) {
-    status = batch_norm::finalise(call.epilogue.partials, partial_count(), m, n, bn, stream);
+  if (planes() > 0) {
+    if (Status status = split_operands(buffers, stream); !status.ok()) return status;
   }
-  if (status.ok() && training()) {
-    const Normalise step{bn.save_mean, bn.save_invstd, bn.weight, bn.bias};
-    status = batch_norm::normalise(buffers.out, m, n, step, after, bn.num_batches_tracked,
-                                   device_.sm_count, stream);
+  const auto [m, n, k, precision, dtype] = problem_.gemm;
+  if (splits_k()) {
+    gemm::EpilogueArguments& epilogue = call.epilogue;
+    const DeviceProgram program = epilogue.program;
+    epilogue.program = {};
+    epilogue.affine_steps = 0;
+    if (Status status = gemm_->launch(call, stream); !status.ok()) return status;
+    return apply(program, epilogue.out, policy_.split_k, slice_stride(), buffers.out, m, n,
+                 device_.sm_count, stream);
   }
-  return status;
+  if (Status status = gemm_->launch(call, stream); !status.ok()) return status;
+  if (reduces_rows()) {
+    return row_reduce::merge(call.epilogue.row_partials, m, partial_count(), buffers.out.data,
+                             buffers.out.dtype, stream);
+  }
+  if (!training()) {
+    return {};
+  }
+  return batch_norm::normalise(buffers.out, m, n, call.epilogue.partials, partial_count(),
+                               buffers.batch_norm, after, device_.sm_count, stream);
 }
 
-}  // namespace
+Status make(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy* forced,
+            Links links, std::unique_ptr<FusedPlan>* plan) noexcept {
+  if (Status status = why_not(problem, device); !status.ok()) return status;
+  try {
+    FusedProblem canonical = problem;
+    canonical.program = canonicalise(problem.program);
+    canonical.after = canonicalise(problem.after);
+    GemmPolicy policy = forced != nullptr ? *forced : select_policy(problem.gemm, device);
+    if (forced == nullptr && may_split_k(problem, links)) {
+      policy.split_k = select_split_k(problem.gemm, policy, device);
+    }
+    auto made = std::make_unique<FusedPlan>(canonical, device, policy, links);
+    if (Status status = made->lay_out(); !status.ok()) return status;
+    *plan = std::move(made);
+  } catch (const std::bad_alloc&) {
+    return error(Code::kOutOfMemory, "no host memory for the plan");
+  }
+  return {};
+}
+
+}  // namespace fused
 
 Status why_not(const FusedProblem& problem, const DeviceProps& device) noexcept {
   if (Status status = validate(problem.gemm); !status.ok()) return status;
   if (Status status = validate(problem.program, kMaxSteps); !status.ok()) return status;
   if (Status status = validate(problem.after, kMaxSteps); !status.ok()) return status;
   CUTFUSE_CHECK(problem.tail == Tail::kNone || problem.tail == Tail::kBatchNormTrain ||
-                    problem.tail == Tail::kBatchNormEval,
+                    problem.tail == Tail::kBatchNormEval || problem.tail == Tail::kLogSumExp,
                 Code::kInvalidValue,
                 "unknown tail %d; this build has 0 (none), 1 and 2 "
-                "(batch_norm in training and in eval)",
+                "(batch_norm in training and in eval) and 3 (logsumexp)",
                 static_cast<int>(problem.tail));
-  if (problem.tail == Tail::kNone && problem.after.count > 0) {
+  if ((problem.tail == Tail::kNone || problem.tail == Tail::kLogSumExp) &&
+      problem.after.count > 0) {
     return error(Code::kInvalidValue,
-                 "%d steps after a tail that is none; append them to the first program",
+                 "%d steps after a tail that is none or logsumexp; append them to the first "
+                 "program or apply them to the result",
                  problem.after.count);
   }
   if (problem.tail == Tail::kBatchNormTrain && problem.gemm.m < 2) {
@@ -258,24 +354,23 @@ Status why_not(const FusedProblem& problem, const DeviceProps& device) noexcept 
                  "Expected more than 1 value per channel when training, got %lld rows",
                  static_cast<long long>(problem.gemm.m));
   }
+  const bool narrow = problem.gemm.dtype != DType::kFloat32;
+  for (const int64_t leading : {problem.x_leading, problem.weight_leading}) {
+    CUTFUSE_CHECK(leading == 0 || (narrow && leading % 8 == 0 && leading >= problem.gemm.k),
+                  Code::kInvalidValue,
+                  "rows %lld elements apart: 16-bit operands need a multiple of 8 that is at least "
+                  "K, fp32 ones 0",
+                  static_cast<long long>(leading));
+  }
   return why_not(problem.gemm, device);
 }
 
 Status make_plan(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy* forced,
                  Plan** plan) noexcept {
   *plan = nullptr;
-  if (Status status = why_not(problem, device); !status.ok()) return status;
-  try {
-    FusedProblem canonical = problem;
-    canonical.program = canonicalise(problem.program);
-    canonical.after = canonicalise(problem.after);
-    auto made = std::make_unique<FusedPlan>(
-        canonical, device, forced != nullptr ? *forced : select_policy(problem.gemm, device));
-    if (Status status = made->lay_out(); !status.ok()) return status;
-    *plan = made.release();
-  } catch (const std::bad_alloc&) {
-    return error(Code::kOutOfMemory, "no host memory for the plan");
-  }
+  std::unique_ptr<fused::FusedPlan> made;
+  if (Status status = fused::make(problem, device, forced, {}, &made); !status.ok()) return status;
+  *plan = made.release();
   return {};
 }
 
@@ -284,7 +379,7 @@ void destroy_plan(Plan* plan) noexcept { delete plan; }
 Status run(const Plan& plan, const FusedBuffers& buffers, void* stream) noexcept {
   CurrentDevice device;
   if (Status status = device.enter(plan.device().index); !status.ok()) return status;
-  return static_cast<const FusedPlan&>(plan).launch(buffers, stream);
+  return static_cast<const fused::FusedPlan&>(plan).launch(buffers, nullptr, nullptr, stream);
 }
 
 }  // namespace cutfuse

@@ -1,5 +1,5 @@
 /// \file
-/// Policy -> compiled instance.
+/// Policy -> compiled instance, and what a program allows its epilogue.
 #include <algorithm>
 
 #include "gemm/launcher.h"
@@ -10,10 +10,25 @@ const Instance* find_instance(const GemmPolicy& policy) noexcept {
   int32_t count = 0;
   const Instance* all = instances(&count);
   const Instance* found = std::find_if(all, all + count, [&](const Instance& instance) {
-    return instance.tile_m == policy.tile_m && instance.tile_n == policy.tile_n &&
+    return instance.arch == policy.arch && instance.element == policy.element &&
+           instance.tile_m == policy.tile_m && instance.tile_n == policy.tile_n &&
            instance.cluster_m == policy.cluster_m && instance.promote_k == policy.promote_k;
   });
   return found == all + count ? nullptr : found;
+}
+
+int32_t count_affine_steps(const DeviceProgram& program) noexcept {
+  constexpr int32_t kMaxOperands = 13;  // with B's words, s and t: 16 slots of a 256-column tile
+  if (program.operand_count > kMaxOperands) {
+    return 0;
+  }
+  int32_t count = 0;
+  for (; count < program.count; ++count) {
+    const Step& step = program.steps[count];
+    const bool affine = step.op == Op::kAdd || step.op == Op::kSub || step.op == Op::kMul;
+    if (!affine || (step.operand >= 0 && program.operands[step.operand].row_stride != 0)) break;
+  }
+  return count;
 }
 
 }  // namespace cutfuse::gemm

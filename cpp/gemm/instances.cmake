@@ -1,10 +1,29 @@
-# The compiled GEMM kernels, one row each: CTA tile (K tile is 64), cluster along M, pipeline slots
-# (each holds one plane's tile of A and of B; the slots fill the 227 KB of shared memory), K between
-# promotions. `dev` rows are the only ones that the dev preset compiles.
-set(CUTFUSE_GEMM_INSTANCES
-  # TILE_M TILE_N CLUSTER_M STAGES PROMOTE_K
-  "128 128 2 6 64 dev"
-  "128 192 2 5 64 dev"
-  "128 128 1 6 16 dev"
-  "128 128 1 6 64"
-  "128 192 1 5 64")
+# The compiled sm_90 GEMM kernels, one row each: element of planes or tensors, CTA tile (K tile is
+# 64), cluster along M, pipeline slots (each holds one plane's tile of A and of B; the slots fill the
+# 227 KB of shared memory), K between promotions (0: one plane or a tensor, never promoted). `dev`
+# rows are the only ones that the dev preset compiles.
+set(CUTFUSE_GEMM_SM90_INSTANCES
+  # ELEMENT TILE_M TILE_N CLUSTER_M STAGES PROMOTE_K
+  "half_t 128 128 2 6 64 dev"
+  "half_t 128 192 2 5 64 dev"
+  "half_t 128 128 1 6 16 dev"
+  "half_t 128 128 1 6 64"
+  "half_t 128 192 1 5 64"
+  "half_t 128 256 2 4 0 dev"
+  "half_t 128 128 1 6 0"
+  "bfloat16_t 128 256 2 4 0 dev"
+  "bfloat16_t 128 128 1 6 0")
+
+# The compiled sm_80 GEMM kernels: tile of a block and of a warp, K tile, stages of the copy ring (at
+# most 99 KB; the 64x64 tiles and those of one plane leave room for two blocks of an SM), K between
+# promotions as above.
+set(CUTFUSE_GEMM_SM80_INSTANCES
+  # ELEMENT TILE_M TILE_N WARP_M WARP_N TILE_K STAGES PROMOTE_K
+  "kFloat16 128 128 64 32 32 3 32 dev"
+  "kFloat16 128 128 64 32 32 3 16"
+  "kFloat16 64 64 32 32 32 3 32"
+  "kFloat16 64 64 32 32 32 3 16"
+  "kFloat16 128 128 64 64 32 3 0 dev"
+  "kFloat16 64 64 32 32 64 3 0"
+  "kBFloat16 128 128 64 64 32 3 0 dev"
+  "kBFloat16 64 64 32 32 64 3 0")

@@ -9,6 +9,7 @@
 #include "cutfuse/gemm.h"
 #include "cutfuse/status.h"
 #include "cutfuse/types.h"
+#include "device/logsumexp.h"
 #include "device/moments.h"
 #include "program/device_program.h"
 
@@ -21,28 +22,49 @@ inline constexpr int kBiasOperand = 2;
 
 /// Run-time arguments of the epilogue, part of the kernel's parameters.
 struct EpilogueArguments {
-  const int32_t* a_words = nullptr;  ///< split's row words of A [M] and B [N], padded to even
+  /// split's row words of A [M] and B [N]. A null: every row has exponent a_exponent and its
+  /// non-finite elements are in the planes; both null: the tensors themselves are multiplied.
+  const int32_t* a_words = nullptr;
   const int32_t* b_words = nullptr;
-  ConstMatrix a;  ///< the unsplit operands, read only to repair
+  int32_t a_exponent = 0;
+  ConstMatrix a;  ///< the unsplit operands, or A's first plane; read only to repair
   ConstMatrix b;
   int64_t k = 0;
   DeviceProgram program;
+  int32_t affine_steps =
+      0;  ///< leading steps of `program` that count_affine_steps() allows to fold
   /// Operand kVarOperand of `program` is a variance: read as weight / sqrt(var + eps).
   bool normalises = false;
-  const float* weight = nullptr;  ///< null: 1
+  ConstMatrix weight;  ///< [N] at unit column stride; null: 1
   float eps = 0.f;
-  Moments* partials = nullptr;  ///< [N][partial_count] or null: no statistics
-  int64_t partial_count = 0;    ///< ceil(M / kPartialRows)
+  Moments* partials = nullptr;               ///< [N][partial_count] or null: no statistics
+  int64_t partial_count = 0;                 ///< ceil(M / kPartialRows)
+  LogSumExpPartial* row_partials = nullptr;  ///< [M][ceil(N / tile N)]; not null: no other result
   Matrix out;
-  bool out_pairs = false;  ///< out allows 8-byte stores at even columns
+  int32_t out_planes = 0;  ///< not 0: out is the first of that many planes at kBoundedExponent
+  bool out_pairs = false;  ///< out allows stores of two values at even columns
 };
 
-/// One launch: planes as split() writes them.
+/// How many leading steps are v * s + t with s and t per channel, so that an epilogue may apply
+/// them and the operands' scales as one multiply-add. 0 if there are more operands than it can
+/// stage.
+int32_t count_affine_steps(const DeviceProgram& program) noexcept;
+
+/// Exponent of planes that hold a bounded result, |v| <= 1, whatever the row.
+inline constexpr int32_t kBoundedExponent = 14;
+
+/// One launch: planes as split() writes them, or tensors with K contiguous.
 struct GemmCall {
   const void* a_planes = nullptr;
   const void* b_planes = nullptr;
   EpilogueArguments epilogue;
   float promotion = 1.f;
+};
+
+/// Elements between rows of A's and B's planes or tensors: multiples of 8.
+struct OperandLayout {
+  int64_t a_leading = 0;
+  int64_t b_leading = 0;
 };
 
 /// A kernel bound to one problem and device. Immutable after its first launch; thread-safe.
@@ -54,8 +76,11 @@ class Launcher {
 
 /// One row of instances.cmake.
 struct Instance {
+  int32_t arch;
+  DType element;
   int32_t tile_m, tile_n, cluster_m, promote_k;
-  std::unique_ptr<Launcher> (*bind)(const GemmProblem&, const GemmPolicy&, const DeviceProps&);
+  std::unique_ptr<Launcher> (*bind)(const GemmProblem&, const GemmPolicy&, const OperandLayout&,
+                                    const DeviceProps&);
 };
 
 /// The compiled instances, in the table's order (generated: registry.cc in the build tree).

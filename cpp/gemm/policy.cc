@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/status.h"
 #include "cutfuse/gemm.h"
 #include "gemm/launcher.h"
 
@@ -8,9 +9,15 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/// sm_90a code runs on compute capability 9.0 and on nothing else, later ones included.
+int32_t arch_of(const DeviceProps& device) {
+  return device.major == 9 && device.minor == 0 ? 90 : 80;
+}
+
 /// Time of a policy in units of one 128x128 tile's mainloop: waves of persistent blocks times the
 /// work of a tile. A cluster of two shares the loads of B (0.98 of the time: H200,
-/// 16384x4096x4096); at equal area a 128x192 tile is no faster under the card's power cap.
+/// 16384x4096x4096); at equal area a 128x192 tile is no faster under the card's power cap. On
+/// sm_80 a 64x64 tile reads twice as much per product (estimated, not measured).
 double cost(const gemm::Instance& instance, const GemmProblem& problem, const DeviceProps& device) {
   const int64_t tiles_m =
       ceil_div(ceil_div(problem.m, instance.tile_m), instance.cluster_m) * instance.cluster_m;
@@ -19,44 +26,87 @@ double cost(const gemm::Instance& instance, const GemmProblem& problem, const De
       std::max<int64_t>(1, device.sm_count / instance.cluster_m) * instance.cluster_m;
   const auto waves = static_cast<double>(ceil_div(tiles_m * tiles_n, slots));
   const double area = double(instance.tile_m) * instance.tile_n / (128.0 * 128.0);
-  return waves * area * (instance.cluster_m > 1 ? 0.98 : 1.0);
+  // Unpromoted tiles of 256 columns read shared memory least.
+  const double reads = instance.tile_n == 256 ? 0.9 : instance.tile_n == 64 ? 1.25 : 1.0;
+  return waves * area * reads * (instance.cluster_m > 1 ? 0.98 : 1.0);
 }
 
 /// Whether the instance's error stays below PyTorch's on the problem (measured on rand, randn and
 /// lognormal data over 48 x 48 ... 4096 x 1000 outputs and K = 64 ... 8192; H200). Its own error is
 /// smallest where K is small and where few output tiles make cuBLAS split K: there only
-/// promote_k = 16 does, and never a tile of 192 columns, which has no registers for blocked sums.
+/// promote_k = 16 does, and never a tile of 192 columns, which has no registers for blocked sums;
+/// on sm_80 only tiles of 64 columns have. There the finest but one is 32, the K tile.
 bool is_accurate(const gemm::Instance& instance, const GemmProblem& problem,
                  const DeviceProps& device) {
+  if (plane_count(problem) != 2) {
+    return true;
+  }
   const bool few_tiles = ceil_div(problem.m, 128) * ceil_div(problem.n, 128) <= device.sm_count;
   const bool finest = problem.k <= (few_tiles ? 2047 : 128);
-  return instance.promote_k == (finest ? 16 : 64) && !(few_tiles && instance.tile_n > 128);
+  const bool is_sm80 = instance.arch == 80;
+  const bool blocked = instance.tile_n <= (is_sm80 ? 64 : 128);
+  return instance.promote_k == (finest ? 16 : is_sm80 ? 32 : 64) && (blocked || !few_tiles);
+}
+
+DType element_of(const GemmProblem& problem) {
+  return problem.dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+}
+
+bool multiplies(const gemm::Instance& instance, const GemmProblem& problem) {
+  return instance.element == element_of(problem) &&
+         (instance.promote_k != 0) == (plane_count(problem) == 2);
+}
+
+GemmPolicy policy_of(const gemm::Instance& instance) {
+  GemmPolicy policy;
+  policy.tile_m = instance.tile_m;
+  policy.tile_n = instance.tile_n;
+  policy.cluster_m = instance.cluster_m;
+  policy.promote_k = instance.promote_k;
+  policy.arch = instance.arch;
+  policy.element = instance.element;
+  return policy;
+}
+
+const char* name(Raster raster) {
+  return raster == Raster::kAlongN ? "Raster::kAlongN" : "Raster::kAlongM";
+}
+
+const char* name(DType dtype) {
+  return dtype == DType::kFloat32   ? "DType::kFloat32"
+         : dtype == DType::kFloat16 ? "DType::kFloat16"
+                                    : "DType::kBFloat16";
 }
 
 }  // namespace
 
 bool operator==(const GemmPolicy& a, const GemmPolicy& b) noexcept {
   return a.tile_m == b.tile_m && a.tile_n == b.tile_n && a.cluster_m == b.cluster_m &&
-         a.promote_k == b.promote_k && a.raster == b.raster && a.swizzle == b.swizzle;
+         a.promote_k == b.promote_k && a.raster == b.raster && a.swizzle == b.swizzle &&
+         a.split_k == b.split_k && a.arch == b.arch && a.element == b.element;
 }
 
 std::string to_string(const GemmPolicy& policy) {
-  return "GemmPolicy{" + std::to_string(policy.tile_m) + ", " + std::to_string(policy.tile_n) +
-         ", " + std::to_string(policy.cluster_m) + ", " + std::to_string(policy.promote_k) +
-         ", Raster::" + (policy.raster == Raster::kAlongN ? "kAlongN" : "kAlongM") + ", " +
-         std::to_string(policy.swizzle) + "}";
+  const auto number = [](int32_t value) { return std::to_string(value) + ", "; };
+  return "GemmPolicy{" + number(policy.tile_m) + number(policy.tile_n) + number(policy.cluster_m) +
+         number(policy.promote_k) + name(policy.raster) + ", " + number(policy.swizzle) +
+         number(policy.split_k) + number(policy.arch) + name(policy.element) + "}";
 }
 
 GemmPolicy select_policy(const GemmProblem& problem, const DeviceProps& device) noexcept {
   int32_t count = 0;
   const gemm::Instance* all = gemm::instances(&count);
-  const gemm::Instance* best =
-      std::min_element(all, all + count, [&](const gemm::Instance& a, const gemm::Instance& b) {
-        const bool a_fits = is_accurate(a, problem, device);
-        const bool b_fits = is_accurate(b, problem, device);
-        return a_fits != b_fits ? a_fits : cost(a, problem, device) < cost(b, problem, device);
-      });
-  if (best == all + count) {
+  const gemm::Instance* best = nullptr;
+  const auto better = [&](const gemm::Instance& a, const gemm::Instance& b) {
+    const bool a_fits = is_accurate(a, problem, device);
+    const bool b_fits = is_accurate(b, problem, device);
+    return a_fits != b_fits ? a_fits : cost(a, problem, device) < cost(b, problem, device);
+  };
+  for (const gemm::Instance* one = all; one != all + count; ++one) {
+    if (one->arch != arch_of(device) || !multiplies(*one, problem)) continue;
+    if (best == nullptr || better(*one, *best)) best = one;
+  }
+  if (best == nullptr) {
     return {};
   }
   const int64_t tiles_m = ceil_div(problem.m, best->tile_m);
@@ -67,20 +117,31 @@ GemmPolicy select_policy(const GemmProblem& problem, const DeviceProps& device) 
   const bool along_n = tiles_m >= tiles_n;
   const int64_t minor = along_n ? ceil_div(tiles_m, best->cluster_m) : tiles_n;
   const bool grouped = std::min(tiles_m, tiles_n) >= 32 && minor % 4 == 0;
-  return {best->tile_m,
-          best->tile_n,
-          best->cluster_m,
-          best->promote_k,
-          along_n ? Raster::kAlongN : Raster::kAlongM,
-          grouped ? 4 : 1};
+  GemmPolicy policy = policy_of(*best);
+  policy.raster = along_n ? Raster::kAlongN : Raster::kAlongM;
+  // sm_80 pads nothing; about 100 blocks in flight are then near a square, 8 x 13 (not measured).
+  policy.swizzle = best->arch == 80 ? 8 : grouped ? 4 : 1;
+  return policy;
+}
+
+Status check_policy(const GemmProblem& problem, const GemmPolicy& policy) noexcept {
+  const gemm::Instance* instance = gemm::find_instance(policy);
+  CUTFUSE_CHECK(instance != nullptr, Code::kNotSupported,
+                "%s is not compiled; compiled_policies() lists what is", to_string(policy).c_str());
+  CUTFUSE_CHECK(multiplies(*instance, problem), Code::kNotSupported,
+                "%s does not multiply %s: promote_k is 0 except at ieee, and the element is the "
+                "tensors' or the planes'",
+                to_string(policy).c_str(), to_string(problem).c_str());
+  CUTFUSE_CHECK(policy.split_k >= 1 && policy.swizzle >= 1, Code::kInvalidValue,
+                "%s: split_k and swizzle must be at least 1", to_string(policy).c_str());
+  return {};
 }
 
 int32_t compiled_policies(GemmPolicy* policies, int32_t capacity) noexcept {
   int32_t count = 0;
   const gemm::Instance* all = gemm::instances(&count);
   for (int32_t i = 0; i < std::min(count, capacity); ++i) {
-    policies[i] = {all[i].tile_m,    all[i].tile_n,   all[i].cluster_m,
-                   all[i].promote_k, Raster::kAlongM, 1};
+    policies[i] = policy_of(all[i]);
   }
   return count;
 }

@@ -19,6 +19,7 @@
 
 #include <cstdint>
 
+#include "device/values.cuh"
 #include "program/device_program.h"
 #include "program/step_math.h"
 
@@ -29,8 +30,8 @@ namespace executor {
 // Column pairs whose operand values are read together, and values that an expensive function is
 // computed for together. With more, a fragment of 96 values with 20 other live registers spills at
 // the limit of 168 registers (nvcc 13.0).
-inline constexpr int kChunkPairs = 8;
-constexpr int chunk_values(int size) { return size > 64 ? 24 : 32; }
+constexpr int chunk_pairs(int size) { return size > 96 ? 4 : 8; }
+constexpr int chunk_values(int size) { return size > 96 ? 16 : size > 64 ? 24 : 32; }
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -65,8 +66,10 @@ class RowReader {
   __device__ RowReader(const Operand& operand, const Coordinates& at)
       : first_(at.column(0, 0)),
         col_stride_(operand.col_stride),
-        last_(static_cast<int>(at.column(Coordinates::kColumnPairs - 1, 1) - first_)) {
-    const bool aligned = (reinterpret_cast<uintptr_t>(operand.data) & 7) == 0 &&
+        last_(static_cast<int>(at.column(Coordinates::kColumnPairs - 1, 1) - first_)),
+        dtype_(operand.dtype) {
+    const uintptr_t pair_bytes = dtype_ == DType::kFloat32 ? 8 : 4;
+    const bool aligned = (reinterpret_cast<uintptr_t>(operand.data) & (pair_bytes - 1)) == 0 &&
                          operand.row_stride % 2 == 0 && first_ % 2 == 0;
     // Opaque, so that no column's index is hoisted out of the steps' loop into its own register.
     asm volatile("" : "+r"(last_));
@@ -74,16 +77,23 @@ class RowReader {
     pairs_ = __all_sync(__activemask(), aligned && col_stride_ == 1 && last_ == kLast);
   }
 
-  /// values[2 * j + c] = row[column(first + j, c)].
-  __device__ __forceinline__ void read(const float* row, int first,
+  static constexpr int kChunkPairs = chunk_pairs(Coordinates::kSize);
+
+  /// values[2 * j + c] = data[row_offset + column(first + j, c) * col_stride].
+  __device__ __forceinline__ void read(const void* data, int64_t row_offset, int first,
                                        float (&values)[2 * kChunkPairs]) const {
-    const float* base = row + first_ * col_stride_;
+    const int64_t base = row_offset + first_ * col_stride_;
     if (pairs_) {
+      const bool wide = dtype_ == DType::kFloat32;
 #pragma unroll
       for (int j = 0; j < kChunkPairs; ++j) {
         if (first + j < Coordinates::kColumnPairs) {
-          const float2 pair = __ldg(
-              reinterpret_cast<const float2*>(base + (first + j) * Coordinates::kColumnPairStride));
+          const int64_t at = base + (first + j) * Coordinates::kColumnPairStride;
+          const float2 pair =
+              wide ? __ldg(reinterpret_cast<const float2*>(static_cast<const float*>(data) + at))
+                   : unpack_pair(__ldg(reinterpret_cast<const uint32_t*>(
+                                     static_cast<const uint16_t*>(data) + at)),
+                                 dtype_);
           values[2 * j] = pair.x;
           values[2 * j + 1] = pair.y;
         }
@@ -95,7 +105,7 @@ class RowReader {
       for (int k = 0; k < 2 * kChunkPairs; ++k) {
         if (first + k / 2 < Coordinates::kColumnPairs) {
           const int column = (first + k / 2) * Coordinates::kColumnPairStride + k % 2;
-          values[k] = __ldg(base + min(column, last) * col_stride_);
+          values[k] = load_value(data, base + min(column, last) * col_stride_, dtype_);
         }
       }
     }
@@ -106,8 +116,9 @@ class RowReader {
 
   int64_t first_;
   int64_t col_stride_;
-  int last_;    // from the first column to the last one that the matrix has
-  bool pairs_;  // two values by one 8-byte load
+  int last_;  // from the first column to the last one that the matrix has
+  DType dtype_;
+  bool pairs_;  // two values by one load
 };
 
 /// v = f(v, o[row], b) with one value for each row: constants, a scalar or a per-row vector.
@@ -128,6 +139,7 @@ __device__ __forceinline__ void apply_rows(float (&v)[Coordinates::kSize],
 template <Op kOp, class Coordinates>
 __device__ __forceinline__ void apply_vector(float (&v)[Coordinates::kSize], const Operand& operand,
                                              int index, const Coordinates& at) {
+  constexpr int kChunkPairs = chunk_pairs(Coordinates::kSize);
   constexpr bool kApart = !is_cheap(kOp) || Coordinates::kSize > 64;
   const bool staged = index < Coordinates::kStagedOperands;
   const RowReader<Coordinates> reader(operand, at);
@@ -142,7 +154,7 @@ __device__ __forceinline__ void apply_vector(float (&v)[Coordinates::kSize], con
         }
       }
     }
-    if (!staged) reader.read(operand.data, first, o);
+    if (!staged) reader.read(operand.data, 0, first, o);
 #pragma unroll
     for (int k = 0; k < 2 * kChunkPairs * Coordinates::kRows; ++k) {
       constexpr int kPairValues = 2 * Coordinates::kRows;
@@ -158,6 +170,7 @@ __device__ __forceinline__ void apply_vector(float (&v)[Coordinates::kSize], con
 template <Op kOp, class Coordinates>
 __device__ __forceinline__ void apply_matrix(float (&v)[Coordinates::kSize], const Operand& operand,
                                              const Coordinates& at) {
+  constexpr int kChunkPairs = chunk_pairs(Coordinates::kSize);
   constexpr int kChunks = ceil_div(Coordinates::kColumnPairs, kChunkPairs);
   const RowReader<Coordinates> reader(operand, at);
   constexpr bool kApart = !is_cheap(kOp) || Coordinates::kSize > 64;
@@ -165,7 +178,7 @@ __device__ __forceinline__ void apply_matrix(float (&v)[Coordinates::kSize], con
     const int r = chunk / kChunks;
     const int first = chunk % kChunks * kChunkPairs;
     float o[2 * kChunkPairs];
-    reader.read(operand.data + at.row(r) * operand.row_stride, first, o);
+    reader.read(operand.data, at.row(r) * operand.row_stride, first, o);
 #pragma unroll
     for (int k = 0; k < 2 * kChunkPairs; ++k) {
       const int j = first + k / 2;
@@ -193,7 +206,7 @@ __device__ __forceinline__ void apply_binary(float (&v)[Coordinates::kSize], con
     }
 #pragma unroll
     for (int r = 0; r < Coordinates::kRows; ++r) {
-      o[r] = __ldg(operand.data + at.row(r) * operand.row_stride);
+      o[r] = load_value(operand.data, at.row(r) * operand.row_stride, operand.dtype);
     }
   } else {
 #pragma unroll
@@ -204,14 +217,16 @@ __device__ __forceinline__ void apply_binary(float (&v)[Coordinates::kSize], con
 
 }  // namespace executor
 
-/// v = program(v). The threads of a warp that call it are the same for every step.
+/// v = program(v) from step `first` on. The threads of a warp that call it are the same for every
+/// step.
 template <class Coordinates>
 __device__ __forceinline__ void execute(const DeviceProgram& program,
-                                        float (&v)[Coordinates::kSize], const Coordinates& at) {
+                                        float (&v)[Coordinates::kSize], const Coordinates& at,
+                                        int first = 0) {
   const int count = program.count;
-  Step next = program.steps[0];
+  Step next = program.steps[min(first, kMaxDeviceSteps - 1)];
 #pragma unroll 1
-  for (int i = 0; i < count; ++i) {
+  for (int i = first; i < count; ++i) {
     const Step step = next;
     next = program.steps[min(i + 1, kMaxDeviceSteps - 1)];  // its latency hides behind this step
     visit(step.op, [&](auto tag) {

@@ -1,5 +1,5 @@
 /// \file
-/// fp32 -> two scaled fp16 planes. One pass along contiguous rows of up to 8192 elements, which
+/// fp32 -> one or two scaled fp16 planes. One pass along contiguous rows of up to 8192 elements, which
 /// stay in registers between the maximum and the conversion; two reads otherwise.
 #include "cutfuse/split.h"
 
@@ -19,7 +19,7 @@ constexpr int kGroup = 8;  // elements that one thread converts at a time: 16 by
 
 struct Planes {
   __half* hi;
-  __half* lo;
+  __half* lo;  // null: one plane
   int64_t leading;
   int32_t* words;
 };
@@ -106,7 +106,7 @@ __device__ void load_group(const float* row, int64_t stride, int64_t begin, int6
 __device__ void store_group(const Planes& planes, int64_t row, int64_t begin, uint4 hi, uint4 lo) {
   const int64_t at = row * planes.leading + begin;
   *reinterpret_cast<uint4*>(planes.hi + at) = hi;
-  *reinterpret_cast<uint4*>(planes.lo + at) = lo;
+  if (planes.lo != nullptr) *reinterpret_cast<uint4*>(planes.lo + at) = lo;
 }
 
 /// Merges the magnitudes of the kThreads threads that share a row (one warp, or the whole block).
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kBlock)
     return;  // whole warps when kThreads is 32; never when the block has one row
   }
   const int thread = threadIdx.x % kThreads;
-  const float* x = source.x.data + row * source.x.row_stride;
+  const float* x = static_cast<const float*>(source.x.data) + row * source.x.row_stride;
   const int64_t stride = source.x.col_stride;
   constexpr int kKept = kGroups > 0 ? kGroups : 1;
   float values[kKept][kGroup];
@@ -208,7 +208,8 @@ __global__ void __launch_bounds__(kStrip* kStrip)
   const int64_t first_row = int64_t(blockIdx.x) * kStrip;
   const int64_t row = first_row + lane;
   const bool inside = row < source.rows;
-  const float* x = source.x.data + (inside ? row : first_row) * source.x.row_stride;
+  const float* x =
+      static_cast<const float*>(source.x.data) + (inside ? row : first_row) * source.x.row_stride;
   const int64_t stride = source.x.col_stride;
 
   wait_for_previous_kernels();
@@ -288,25 +289,28 @@ Status launch_work(const Work& first, const Work* second, Reading reading, void*
   return launch(split_columns, grid, kStrip * kStrip, 0, stream, first.source, first.planes);
 }
 
-Work make_work(const SplitJob& job, int64_t k) {
+Work make_work(const SplitJob& job, int64_t k, int32_t count) {
   const int64_t leading = (k + kGroup - 1) / kGroup * kGroup;
   auto* hi = static_cast<__half*>(job.planes);
-  return {{job.x, job.rows, k}, {hi, hi + job.rows * leading, leading, job.words}};
+  return {{job.x, job.rows, k}, {hi, count > 1 ? hi + job.rows * leading : nullptr, leading, job.words}};
 }
 
 }  // namespace
 
-Status planes_layout(int64_t rows, int64_t k, PlanesLayout* layout) noexcept {
+Status planes_layout(int64_t rows, int64_t k, int32_t count, PlanesLayout* layout) noexcept {
   if (rows < 0 || k < 0) {
     return error(Code::kInvalidValue, "planes of a %lld x %lld matrix: sizes must not be negative",
                  static_cast<long long>(rows), static_cast<long long>(k));
+  }
+  if (count != 1 && count != 2) {
+    return error(Code::kInvalidValue, "%d planes; a matrix has 1 (tf32) or 2 (ieee)", count);
   }
   int64_t leading = 0;
   int64_t elements = 0;
   int64_t bytes = 0;
   int64_t words = 0;
   if (!checked_round_up(k, kGroup, &leading) || !checked_multiply(rows, leading, &elements) ||
-      !checked_multiply(elements, 2 * int64_t(sizeof(__half)), &bytes) ||
+      !checked_multiply(elements, count * int64_t(sizeof(__half)), &bytes) ||
       !checked_round_up(rows, 4, &words) || !checked_multiply(words, 4, &words)) {
     return error(Code::kInvalidValue, "planes of a %lld x %lld matrix need more than 2^63 bytes",
                  static_cast<long long>(rows), static_cast<long long>(k));
@@ -315,13 +319,14 @@ Status planes_layout(int64_t rows, int64_t k, PlanesLayout* layout) noexcept {
   return {};
 }
 
-Status split(const SplitJob& first, const SplitJob* second, int64_t k, void* stream) noexcept {
-  const Work one = make_work(first, k);
+Status split(const SplitJob& first, const SplitJob* second, int64_t k, int32_t count,
+             void* stream) noexcept {
+  const Work one = make_work(first, k, count);
   const Reading reading = reading_of(one.source);
   if (second == nullptr) {
     return launch_work(one, nullptr, reading, stream);
   }
-  const Work two = make_work(*second, k);
+  const Work two = make_work(*second, k, count);
   const Reading reading_two = reading_of(two.source);
   if (reading == reading_two && reading != Reading::kColumns) {
     return launch_work(one, &two, reading, stream);
@@ -330,10 +335,10 @@ Status split(const SplitJob& first, const SplitJob* second, int64_t k, void* str
   return launch_work(two, nullptr, reading_two, stream);
 }
 
-Status split(const ConstMatrix& x, int64_t rows, int64_t k, void* planes, int32_t* words,
-             const DeviceProps& device, void* stream) noexcept {
+Status split(const ConstMatrix& x, int64_t rows, int64_t k, int32_t count, void* planes,
+             int32_t* words, const DeviceProps& device, void* stream) noexcept {
   PlanesLayout layout;
-  if (Status status = planes_layout(rows, k, &layout); !status.ok()) return status;
+  if (Status status = planes_layout(rows, k, count, &layout); !status.ok()) return status;
   if (rows == 0) {
     return {};
   }
@@ -342,7 +347,7 @@ Status split(const ConstMatrix& x, int64_t rows, int64_t k, void* planes, int32_
                 static_cast<long long>(rows));
   CurrentDevice current;
   if (Status status = current.enter(device.index); !status.ok()) return status;
-  return split(SplitJob{x, rows, planes, words}, nullptr, k, stream);
+  return split(SplitJob{x, rows, planes, words}, nullptr, k, count, stream);
 }
 
 }  // namespace cutfuse

@@ -17,8 +17,9 @@ struct SplitJob {
   int32_t* words = nullptr;
 };
 
-/// Splits `first` and, unless it is null, `second`, both with k columns, on the current device: in
-/// one launch where one kernel suits both.
-Status split(const SplitJob& first, const SplitJob* second, int64_t k, void* stream) noexcept;
+/// Splits `first` and, unless it is null, `second`, both with k columns, into `count` planes on the
+/// current device: in one launch where one kernel suits both.
+Status split(const SplitJob& first, const SplitJob* second, int64_t k, int32_t count,
+             void* stream) noexcept;
 
 }  // namespace cutfuse

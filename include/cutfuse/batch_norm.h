@@ -6,6 +6,7 @@
 
 #include "cutfuse/export.h"
 #include "cutfuse/status.h"
+#include "cutfuse/types.h"
 
 namespace cutfuse {
 
@@ -17,10 +18,12 @@ namespace cutfuse {
 ///   running = (1 - f) * running + f * batch,  var unbiased (M / (M - 1)),
 ///   num_batches_tracked += 1.
 struct BatchNormBuffers {
-  const float* weight = nullptr;  ///< null: 1 (affine=False)
-  const float* bias = nullptr;    ///< null: 0
-  float* running_mean = nullptr;  ///< null: not tracked; read in eval, updated in training
-  float* running_var = nullptr;
+  const void* weight = nullptr;  ///< null: 1 (affine=False)
+  const void* bias = nullptr;    ///< null: 0
+  void* running_mean = nullptr;  ///< null: not tracked; read in eval, updated in training
+  void* running_var = nullptr;
+  DType affine_dtype = DType::kFloat32;    ///< of weight and bias
+  DType running_dtype = DType::kFloat32;   ///< of running_mean and running_var
   int64_t* num_batches_tracked = nullptr;  ///< one element; null: not counted
   float* save_mean = nullptr;              ///< training output: batch mean
   float* save_invstd = nullptr;            ///< training output: 1 / sqrt(var + eps)

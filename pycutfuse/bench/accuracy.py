@@ -200,6 +200,7 @@ def compare(
     theirs: Tensor,
     reference: Tensor,
     scale: Tensor | None = None,
+    limit: float | None = None,
 ) -> Check:
     """Judge our result beside PyTorch's, both against float64.
 
@@ -213,13 +214,15 @@ def compare(
         float64, same shape.
     scale : Tensor, optional
         From `reference_with_scale`; by default max(|reference|, its root mean square).
+    limit : float, optional
+        Error that always passes; by default that of the dtype of `theirs`.
 
     Notes
     -----
     Where PyTorch's result is not finite, ours must not be finite either, and the other way
     round; errors are taken over the remaining elements. A mismatch is an infinite error.
     """
-    limit = limit_for(theirs.dtype)
+    limit = limit_for(theirs.dtype) if limit is None else limit
     failed = Errors(math.inf, math.inf)
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         what = f"{what} ({_describe(ours)}, PyTorch's is {_describe(theirs)})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -12,23 +13,36 @@ from torch.nn import functional as F
 
 from pycutfuse import nn as fused_nn
 from pycutfuse import program as steps
+from pycutfuse.bench.floors import Work, chain_work
 from pycutfuse.program import Step
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A linear problem: `m` rows of `k` features to `n` features."""
+    """A linear problem: `m` rows of `k` features to `n` features, and to `last` if that is set."""
 
     m: int
     k: int
     n: int
+    last: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.k}-{self.n}"
+        return f"{self.m}x{'-'.join(map(str, self.sizes[1:]))}"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows, then the features before, between and after the layers."""
+        return (self.m, self.k, self.n) + (() if self.last is None else (self.last,))
+
+    @property
+    def contractions(self) -> list[tuple[int, int, int]]:
+        """(m, n, k) of each layer."""
+        features = self.sizes[1:]
+        return [(self.m, n, k) for k, n in pairwise(features)]
 
     def reduced(self, divisor: int = 32) -> Shape:
         """The shape that the reference path runs at where there is no GPU."""
-        return Shape(*(max(2, size // divisor) for size in (self.m, self.k, self.n)))
+        return Shape(*(max(2, size // divisor) for size in self.sizes))
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,8 @@ class Case:
         ``reference(shape)`` is the PyTorch chain, on the default device.
     fused : callable
         ``fused(reference)`` is its replacement, with equal parameters, buffers and mode.
+    reduces_rows : bool
+        The result has one element for each row.
     """
 
     name: str
@@ -56,6 +72,7 @@ class Case:
     chain: str
     reference: Callable[[Shape], nn.Module]
     fused: Callable[[nn.Module], nn.Module]
+    reduces_rows: bool = False
 
     @property
     def can_freeze(self) -> bool:
@@ -65,6 +82,11 @@ class Case:
     def reduced(self) -> Case:
         """This case at the size for the CPU."""
         return replace(self, shape=self.shape.reduced())
+
+    def work(self, parameter_bytes: int, itemsize: int) -> Work:
+        """Bytes and operations of one call."""
+        outputs = self.shape.m * (1 if self.reduces_rows else self.shape.sizes[-1])
+        return chain_work(self.shape.contractions, outputs, parameter_bytes, itemsize)
 
 
 @dataclass(frozen=True)
@@ -81,6 +103,44 @@ class ExecutorCase:
         return replace(self, shape=self.shape.reduced(), programs=programs)
 
 
+@dataclass(frozen=True)
+class SizesCase:
+    """`count` random (M, N, K), each log-uniform between 1 and `largest`: bias and gelu.
+
+    `compiled` of them are also compared with torch.compile max-autotune.
+    """
+
+    name: str
+    count: int
+    largest: int
+    compiled: int
+    seed: int = 0
+
+    def reduced(self) -> SizesCase:
+        """This case at the size for the CPU."""
+        return replace(self, count=10, largest=256)
+
+    def quick(self) -> SizesCase:
+        """Fewer sizes, for a first look."""
+        return replace(self, count=self.count // 5)
+
+
+@dataclass(frozen=True)
+class ForcedCase:
+    """Every compiled ieee policy of an architecture, forced in turn on a linear layer."""
+
+    name: str
+    shape: Shape
+    arch: int
+
+    def reduced(self) -> ForcedCase:
+        """This case at the size for the CPU."""
+        return replace(self, shape=self.shape.reduced())
+
+
+AnyCase = Case | ExecutorCase | SizesCase | ForcedCase
+
+
 class LinearScaleBatchNorm(nn.Module):
     """Founding problem 3: bn(gemm(x) * scale)."""
 
@@ -94,6 +154,20 @@ class LinearScaleBatchNorm(nn.Module):
         """(m, k) to (m, n)."""
         result: Tensor = self.bn(self.gemm(x) * self.scale)
         return result
+
+
+class LinearSigmoidLinearLogSumExp(nn.Module):
+    """Founding problem 5: logsumexp(linear2(sigmoid(linear1(x))))."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        assert shape.last is not None
+        self.linear1 = nn.Linear(shape.k, shape.n)
+        self.linear2 = nn.Linear(shape.n, shape.last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(m, k) to (m,)."""
+        return torch.logsumexp(self.linear2(torch.sigmoid(self.linear1(x))), dim=1)
 
 
 class LinearThen(nn.Module):
@@ -116,9 +190,23 @@ def _fuse_scale_batch_norm(reference: nn.Module) -> nn.Module:
     assert isinstance(reference, LinearScaleBatchNorm)
     gemm = reference.gemm
     fused = fused_nn.LinearScaleBatchNorm1d(gemm.in_features, gemm.out_features, gemm.bias.shape)
-    fused.to(gemm.weight.device).load_state_dict(reference.state_dict())
-    fused.train(reference.training)
-    return fused
+    return _like(reference, fused)
+
+
+def _fuse_logsumexp(reference: nn.Module) -> nn.Module:
+    assert isinstance(reference, LinearSigmoidLinearLogSumExp)
+    first, second = reference.linear1, reference.linear2
+    fused = fused_nn.LinearSigmoidLinearLogSumExp(
+        first.in_features, first.out_features, second.out_features
+    )
+    return _like(reference, fused)
+
+
+def _like(reference: nn.Module, fused: nn.Module) -> nn.Module:
+    """`fused` with the device, dtype, parameters, buffers and mode of `reference`."""
+    parameter = next(reference.parameters())
+    fused.to(parameter.device, parameter.dtype).load_state_dict(reference.state_dict())
+    return fused.train(reference.training)
 
 
 def _fuse_linear(program: Callable[[Tensor], Sequence[Step]]) -> Callable[[nn.Module], nn.Module]:
@@ -215,23 +303,45 @@ GELU = (
 # The contractions of founding problems 3 and 5.
 EXECUTOR = (*FOUNDING, Shape(16384, 2048, 4096), Shape(16384, 4096, 1024))
 
-CASES: tuple[Case | ExecutorCase, ...] = (
+LOGSUMEXP = Shape(16384, 2048, 4096, 1024)
+
+
+def _gelu(shape: Shape) -> Case:
+    def then(y: Tensor, v: Tensor) -> Tensor:
+        return F.gelu(y)
+
+    return _linear("linear_gelu", shape, "Linear, gelu", then, lambda v: (steps.gelu(),))
+
+
+CASES: tuple[AnyCase, ...] = (
     *(_scale_batch_norm(shape, training) for shape in FOUNDING for training in (True, False)),
-    *(
-        _linear(
-            "linear_gelu",
-            shape,
-            "Linear, gelu",
-            lambda y, v: F.gelu(y),
-            lambda v: (steps.gelu(),),
-        )
-        for shape in GELU
+    Case(
+        name=f"linear_sigmoid_linear_logsumexp.{LOGSUMEXP}",
+        shape=LOGSUMEXP,
+        training=False,
+        chain="Linear, sigmoid, Linear, logsumexp",
+        reference=LinearSigmoidLinearLogSumExp,
+        fused=_fuse_logsumexp,
+        reduces_rows=True,
     ),
+    *(_gelu(shape) for shape in GELU),
     *(_executor(shape) for shape in EXECUTOR),
+    SizesCase("sizes", count=100, largest=16384, compiled=12),
+    ForcedCase("sm80", FOUNDING[0], 80),
 )
 
 
-def select(patterns: Sequence[str]) -> list[Case | ExecutorCase]:
+def at_shape(m: int, n: int, k: int) -> Case:
+    """Linear with a bias and gelu at one of the random sizes."""
+    return _gelu(Shape(m, k, n))
+
+
+def plain_linear(name: str, shape: Shape) -> Case:
+    """Linear with a bias alone."""
+    return _linear(name, shape, "Linear", lambda y, v: y, lambda v: ())
+
+
+def select(patterns: Sequence[str]) -> list[AnyCase]:
     """The cases whose name matches any of the shell patterns, in table order; all for none.
 
     Raises
@@ -247,3 +357,8 @@ def select(patterns: Sequence[str]) -> list[Case | ExecutorCase]:
         for case in CASES
         if not patterns or any(fnmatch.fnmatchcase(case.name, p) for p in patterns)
     ]
+
+
+def runs_at(case: AnyCase, tier: str) -> bool:
+    """Whether a case is measured at a tier: the executor and forced policies only at ieee."""
+    return tier == "ieee" or isinstance(case, Case | SizesCase)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pycutfuse.bench.results import Run
+    from pycutfuse.bench.session import Plan
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -26,35 +27,63 @@ def add_arguments(subparsers: Any) -> None:
         description="Verify every case against float64, then time it beside PyTorch eager and "
         "torch.compile. Without a GPU the reference path is verified at reduced sizes.",
     )
-    bench.add_argument(
+    add = bench.add_argument
+    add(
         "--case",
         action="append",
         default=[],
         metavar="NAME",
         help="a case, or a pattern with * ? []; may be given several times (default: all)",
     )
-    bench.add_argument("--tier", choices=("ieee", "tf32"), default="ieee", help="precision tier")
-    bench.add_argument("--json", metavar="PATH", type=Path, help="write all figures to this file")
-    bench.add_argument("--plot", metavar="PATH", type=Path, help="draw a bar chart to this PNG")
-    bench.add_argument("--list", action="store_true", help="name the cases and stop")
-    bench.add_argument(
-        "--quick", action="store_true", help="short slices, and torch.compile is left out"
+    add(
+        "--tier",
+        choices=("ieee", "tf32", "fp16", "bf16", "all"),
+        default="ieee",
+        help="dtype and flags, the same for PyTorch: ieee is fp32 at the default flags, tf32 is "
+        "fp32 with TF32 allowed, fp16 and bf16 are tensors of that dtype (default: ieee)",
     )
-    bench.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    bench.add_argument(
-        "--from-json",
-        metavar="PATH",
+    add("--list", action="store_true", help="name the cases and stop")
+    add(
+        "--quick",
+        action="store_true",
+        help="short slices and fewer random sizes, and torch.compile is left out",
+    )
+    add("--no-compile", action="store_true", help="leave torch.compile out")
+    add("--no-max-autotune", action="store_true", help="leave its max-autotune out: the slow one")
+    add("--json", metavar="FILE", type=Path, help="write all figures to this file")
+    add(
+        "--merge",
+        metavar="FILE",
         type=Path,
-        help="run nothing: report, plot or update from a file that --json wrote",
+        help="as --json, but add to what FILE holds; refused if it was measured on another GPU, "
+        "with other versions or another build",
     )
-    bench.add_argument(
+    add(
+        "--fuzz",
+        action="append",
+        default=[],
+        metavar="FILE",
+        type=Path,
+        help="take in the counts that python -m pycutfuse.testing.repro --json wrote",
+    )
+    add("--plot", metavar="FILE", type=Path, help="draw a bar chart to this PNG")
+    add(
+        "--from-json",
+        metavar="FILE",
+        type=Path,
+        help="run nothing: report, merge, plot or update from a file that --json wrote",
+    )
+    add(
         "--update-readme",
         metavar="FILE",
         type=Path,
         help="write the tables between <!-- results:begin --> and <!-- results:end --> of FILE",
     )
     bench.set_defaults(run=run_bench)
+    _add_verify(subparsers)
 
+
+def _add_verify(subparsers: Any) -> None:
     verify = subparsers.add_parser(
         "verify",
         help="compare ModelNew of a file with its Model against float64",
@@ -93,37 +122,21 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 def run_bench(arguments: argparse.Namespace) -> int:
     """``bench``: exit code 0 if every case passes, 1 if one fails, 2 for impossible wishes."""
-    from pycutfuse.bench import cases, plot, report, results
+    from pycutfuse.bench import cases, plot, report, storage
 
     try:
-        chosen = cases.select(arguments.case)
         if arguments.list:
-            print("\n".join(case.name for case in chosen))
+            print("\n".join(case.name for case in cases.select(arguments.case)))
             return OK
-        if arguments.tier != "ieee":
-            return _complain(
-                f"--tier {arguments.tier} has not landed in this version; --tier ieee has"
-            )
-        if arguments.plot is not None:
-            plot.require()
-            if arguments.plot.suffix.lower() != ".png":
-                return _complain(f"--plot {arguments.plot}: a name ending in .png is needed")
-        for path in (arguments.json, arguments.plot):
-            if path is not None and not path.resolve().parent.is_dir():
-                return _complain(f"{path}: the folder {path.resolve().parent} does not exist")
-        if arguments.update_readme is not None:
-            # Now, not after minutes of measuring: are the markers there?
-            report.update_region(arguments.update_readme.read_text(encoding="utf-8"), "")
-        if arguments.from_json is not None:
-            run = results.read(arguments.from_json)
-        else:
-            run = _measure(arguments)
+        _check_wishes(arguments)
+        run = _obtain(arguments)
     except (ValueError, OSError, plot.PlotError) as error:
         return _complain(str(error))
     print(report.text(run))
     try:
-        if arguments.json is not None:
-            arguments.json.write_text(results.to_json(run), encoding="utf-8")
+        for path in (arguments.json, arguments.merge):
+            if path is not None:
+                storage.write(path, run)
         if arguments.update_readme is not None:
             changed = report.update_readme(arguments.update_readme, run)
             print(f"{arguments.update_readme}: {'updated' if changed else 'up to date'}")
@@ -136,50 +149,78 @@ def run_bench(arguments: argparse.Namespace) -> int:
     return OK if run.passed else FAILED
 
 
-def _measure(arguments: argparse.Namespace) -> Run:
-    import torch
+def _check_wishes(arguments: argparse.Namespace) -> None:
+    """Refuse what cannot be done now, not after minutes of measuring."""
+    from pycutfuse.bench import plot, report
 
-    from pycutfuse.bench import environment, runner
-    from pycutfuse.bench.cases import ExecutorCase, select
-    from pycutfuse.bench.host import host_overhead
-    from pycutfuse.bench.results import CaseResult, ExecutorResult, Run, to_json
-    from pycutfuse.bench.timing import Settings
+    if arguments.json is not None and arguments.merge is not None:
+        raise ValueError("--json starts a file and --merge adds to one: give one of them")
+    if arguments.plot is not None:
+        plot.require()
+        if arguments.plot.suffix.lower() != ".png":
+            raise ValueError(f"--plot {arguments.plot}: a name ending in .png is needed")
+    for path in (arguments.json, arguments.merge, arguments.plot):
+        if path is None:
+            continue
+        if not path.resolve().parent.is_dir():
+            raise ValueError(f"{path}: the folder {path.resolve().parent} does not exist")
+        if path.is_dir():
+            raise ValueError(f"{path}: a folder; the name of a file is needed")
+    if arguments.update_readme is not None:
+        report.update_region(arguments.update_readme.read_text(encoding="utf-8"), "")
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    options = runner.Options(
-        tier=arguments.tier,
-        compile=not (arguments.no_compile or arguments.quick),
-        settings=Settings(slice_s=0.05, rounds=2) if arguments.quick else Settings(),
+
+def _obtain(arguments: argparse.Namespace) -> Run:
+    """The run that is reported: measured or read, then merged, with the fuzzer's counts."""
+    from pycutfuse.bench import environment, merging, storage
+
+    old = None
+    if arguments.merge is not None and arguments.merge.exists():
+        old = storage.read(arguments.merge)
+
+    def joined(run: Run) -> Run:
+        return run if old is None else merging.merge(old, run)
+
+    if arguments.from_json is not None:
+        run = storage.read(arguments.from_json)
+        fuzz = [merging.read_fuzz(path, run.environment) for path in arguments.fuzz]
+        return joined(replace(run, fuzz=[*run.fuzz, *fuzz]))
+    where = environment.describe()
+    fuzz = [merging.read_fuzz(path, where) for path in arguments.fuzz]
+    plan = _plan(arguments)
+    if old is not None:
+        merging.check_same(old, where, plan.settings)
+    path = arguments.json or arguments.merge
+
+    def keep(run: Run) -> None:
+        if path is not None:
+            storage.write(path, joined(run))
+
+    return joined(replace(_measure(plan, keep), fuzz=fuzz))
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    from pycutfuse.bench import cases, session, tiers
+
+    chosen = cases.select(arguments.case)
+    wanted = tiers.choose(arguments.tier)
+    for case in chosen if arguments.case else ():
+        if not any(cases.runs_at(case, tier.name) for tier in wanted):
+            raise ValueError(f"--case {case.name} is measured at --tier ieee only")
+    return session.Plan(
+        cases=chosen,
+        tiers=wanted,
+        quick=arguments.quick,
+        compile=not arguments.no_compile,
+        tuned=not arguments.no_max_autotune,
+        host=tiers.TIERS["ieee"] in wanted,
     )
-    chosen = select(arguments.case)
-    if device.type == "cpu":
-        runner.progress("no GPU: the reference path runs at reduced sizes and nothing is timed")
-        chosen = [case.reduced() for case in chosen]
-    run = Run(
-        environment.describe(), options.tier, {**asdict(options), "idle": environment.clocks()}
-    )
-    for number, case in enumerate(chosen, start=1):
-        runner.progress(f"[{number}/{len(chosen)}] {case.name}")
-        try:
-            if isinstance(case, ExecutorCase):
-                run.executor.append(runner.run_executor(case, options, device))
-            else:
-                run.cases.append(runner.run_case(case, options, device))
-        except Exception as error:  # one broken case must not cost the results of the others
-            traceback.print_exc()
-            shape = (case.shape.m, case.shape.k, case.shape.n)
-            reason = {"case": f"{type(error).__name__}: {error}"}
-            broken = CaseResult(case.name, "", shape, False, [], failures=reason)
-            if isinstance(case, ExecutorCase):
-                run.executor.append(ExecutorResult(case.name, [broken]))
-            else:
-                run.cases.append(broken)
-        if arguments.json is not None:  # a run that is cut off leaves what it has found
-            arguments.json.write_text(to_json(run), encoding="utf-8")
-    if device.type == "cuda":
-        runner.progress("host overhead")
-        run = replace(run, host=host_overhead(device))
-    return run
+
+
+def _measure(plan: Plan, keep: Callable[[Run], None]) -> Run:
+    from pycutfuse.bench import session
+
+    return session.measure(plan, keep)
 
 
 def _positive(text: str) -> int:

@@ -60,6 +60,7 @@ def compare_models(
     label: str,
     training: bool,
     seed: int = 0,
+    limit: float | None = None,
 ) -> list[Check]:
     """Run `model`, `candidate` and a float64 copy of `model` on the same inputs and judge them.
 
@@ -72,6 +73,8 @@ def compare_models(
         Names the data in each check.
     seed : int
         Set before each forward, so that random steps agree.
+    limit : float, optional
+        Error that always passes; by default that of each result's dtype.
 
     Raises
     ------
@@ -97,11 +100,11 @@ def compare_models(
         return [Check(what, _FAILED, Errors(0.0, 0.0), 2.0**-22)]
     names = ["output"] if len(ours) == 1 else [f"output {i}" for i in range(len(ours))]
     checks = [
-        compare(f"{label}: {names[i]}", ours[i], theirs[i], references[i], scales[i])
+        compare(f"{label}: {names[i]}", ours[i], theirs[i], references[i], scales[i], limit)
         for i in range(len(ours))
     ]
     del ours, theirs, references, scales
-    return checks + (_compare_buffers(model, candidate, exact, label) if training else [])
+    return checks + (_compare_buffers(model, candidate, exact, label, limit) if training else [])
 
 
 def _reference(
@@ -126,7 +129,7 @@ def _double(value: Any) -> Any:
 
 
 def _compare_buffers(
-    model: nn.Module, candidate: nn.Module, exact: nn.Module, label: str
+    model: nn.Module, candidate: nn.Module, exact: nn.Module, label: str, limit: float | None
 ) -> list[Check]:
     theirs, ours = model.state_dict(), candidate.state_dict()
     references = exact.state_dict()
@@ -136,7 +139,7 @@ def _compare_buffers(
             continue
         what = f"{label}: {name}"
         if theirs[name].is_floating_point():
-            checks.append(compare(what, ours[name], theirs[name], references[name]))
+            checks.append(compare(what, ours[name], theirs[name], references[name], None, limit))
         else:
             same = torch.equal(ours[name], theirs[name])
             checks.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pycutfuse._loader import LIBRARY_NAME, PACKAGE, native
 from pycutfuse.bench.flags import describe_precision
 
 _CLOCK_FIELDS = {
@@ -40,8 +42,18 @@ def describe(package: Path | None = None) -> dict[str, Any]:
         "gpu_sms": torch.cuda.get_device_properties(0).multi_processor_count if cuda else None,
         "driver": query(["driver_version"])[0] if cuda else None,
         "fp32_precision": describe_precision(),
+        "library": library(),
         "commit": commit(Path(__file__).resolve().parent if package is None else package),
     }
+
+
+def library() -> dict[str, str] | None:
+    """How libcutfuse was built and which file it is; None where it is not loaded."""
+    binding = native().binding
+    if binding is None:
+        return None
+    digest = hashlib.sha256((PACKAGE / LIBRARY_NAME).read_bytes()).hexdigest()
+    return {"build": binding.build_info(), "sha256": digest[:16]}
 
 
 def clocks() -> dict[str, float] | None:

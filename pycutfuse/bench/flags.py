@@ -16,23 +16,49 @@ deterministic: Any = _deterministic  # its settings are properties that no stub 
 
 
 @contextmanager
-def tf32() -> Iterator[None]:
-    """PyTorch's TF32 for matrix products and cuDNN convolutions.
+def matmul_precision(tf32: bool) -> Iterator[None]:
+    """Allow PyTorch TF32 for fp32 matrix products, or forbid it, whatever the user has set.
 
-    Sets ``fp32_precision`` where torch has it: once the new setting was written, reading the old
-    ``allow_tf32`` raises until it is put back.
+    ``torch.set_float32_matmul_precision`` moves the old setting and the new one together: where
+    they disagree, torch.compile raises.
     """
-    cudnn: Any = torch.backends.cudnn
-    backends = (torch.backends.cuda.matmul, cudnn.conv if _has_new() else cudnn)
-    name, value = ("fp32_precision", "tf32") if _has_new() else ("allow_tf32", True)
-    saved = [getattr(backend, name) for backend in backends]
+    saved = _legacy_precision()
+    new = [backend.fp32_precision for backend in _matmul_backends()]
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
-        for backend in backends:
-            setattr(backend, name, value)
         yield
     finally:
-        for backend, old in zip(backends, saved, strict=True):
-            setattr(backend, name, old)
+        torch.set_float32_matmul_precision(saved)
+        for backend, value in zip(_matmul_backends(), new, strict=True):
+            backend.fp32_precision = value
+
+
+@contextmanager
+def tf32() -> Iterator[None]:
+    """PyTorch's TF32 for matrix products and cuDNN convolutions."""
+    cudnn: Any = torch.backends.cudnn
+    backend = cudnn.conv if _has_new() else cudnn
+    name, value = ("fp32_precision", "tf32") if _has_new() else ("allow_tf32", True)
+    saved = getattr(backend, name)
+    with matmul_precision(True):
+        try:
+            setattr(backend, name, value)
+            yield
+        finally:
+            setattr(backend, name, saved)
+
+
+def _matmul_backends() -> list[Any]:
+    """Whose new setting ``set_float32_matmul_precision`` writes; none in older torch."""
+    mkldnn: Any = torch.backends.mkldnn
+    return [torch.backends.cuda.matmul, mkldnn.matmul] if _has_new() else []
+
+
+def _legacy_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # only the new setting was written, and the old one disagrees
+        return "highest"
 
 
 def _has_new() -> bool:

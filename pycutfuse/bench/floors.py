@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from pycutfuse.bench.tiers import TIERS
 
 COPY_BYTES_PER_S = 4.3e12
 """Measured device-to-device copy rate of an H200."""
 
 FP16_FLOP_PER_S = 700e12
 """Sustained fp16 tensor-core rate, measured on an H200 at its power cap."""
-
-PRODUCTS = {"ieee": 3, "tf32": 1}
-"""fp16 products that one product of a tier costs."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,44 @@ class Work:
         '2.36 ms, work'
         """
         moving = self.bytes / COPY_BYTES_PER_S
-        working = PRODUCTS[tier] * self.flop / FP16_FLOP_PER_S
+        working = TIERS[tier].products * self.flop / FP16_FLOP_PER_S
         return (moving, "bytes") if moving >= working else (working, "work")
+
+
+def chain_work(
+    contractions: Sequence[tuple[int, int, int]],
+    outputs: int,
+    parameter_bytes: int,
+    itemsize: int = 4,
+) -> Work:
+    """Work of contractions (m, n, k), each fed by the one before it, and what is fused to them.
+
+    Only the first one's input, the `outputs` elements of the result and the parameters are moved.
+    """
+    rows, _, features = contractions[0]
+    return Work(
+        bytes=(rows * features + outputs) * itemsize + parameter_bytes,
+        flop=sum(2 * m * n * k for m, n, k in contractions),
+    )
 
 
 def linear_work(m: int, k: int, n: int, parameter_bytes: int, itemsize: int = 4) -> Work:
     """Work of a (m, k) to (m, n) linear layer with pointwise steps or batch normalisation."""
-    return Work(bytes=(m * k + m * n) * itemsize + parameter_bytes, flop=2 * m * n * k)
+    return chain_work([(m, n, k)], m * n, parameter_bytes, itemsize)
+
+
+def planes_bytes(contractions: Sequence[tuple[int, int, int]], planes: int) -> int:
+    """Bytes of the fp16 planes of all operands: rows of 8 elements' multiples, a word for each.
+
+    Examples
+    --------
+    >>> planes_bytes([(16384, 4096, 4096)], 2)
+    335626240
+    """
+
+    def operand(rows: int, k: int) -> int:
+        return planes * rows * (-(-k // 8) * 8) * 2 + (-(-rows // 4) * 4) * 4
+
+    if planes == 0:
+        return 0
+    return sum(operand(m, k) + operand(n, k) for m, n, k in contractions)

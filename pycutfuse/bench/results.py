@@ -1,18 +1,15 @@
-"""Results of a run, and their JSON form."""
+"""Results of a run."""
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from pycutfuse.bench.accuracy import Check, Errors
-from pycutfuse.bench.statistics import Summary
+from pycutfuse.bench.accuracy import Check
+from pycutfuse.bench.statistics import geometric_mean
 from pycutfuse.bench.timing import Timing
-
-FORMAT = 1
 
 EAGER = "eager"
 EAGER_TF32 = "eager TF32"
@@ -23,8 +20,15 @@ FROZEN = "pycutfuse frozen"
 VARIANTS = (EAGER, EAGER_TF32, COMPILE, COMPILE_TUNED, OURS, FROZEN)
 """In the order of the report's columns."""
 
-BASELINES = (EAGER, COMPILE, COMPILE_TUNED)
-"""PyTorch at the user's flags; ratios are to the fastest of these."""
+COMPILED = (COMPILE, COMPILE_TUNED)
+BASELINES = (EAGER, *COMPILED)
+"""PyTorch at the tier's flags and dtype; ratios are to the fastest of these."""
+
+NO_SLOWER = 0.95
+"""A random size is a loser below this share of eager's speed."""
+
+COMPARABLE_FLOOR_S = 20e-6
+"""Random sizes count in the mean from this floor on: below it launches decide."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +45,27 @@ class Memory:
         """1.1 times eager's peak and the planes (DESIGN.md: both are shown)."""
         return 1.1 * (self.resident + self.eager) + self.planes
 
+    @property
+    def kept(self) -> bool:
+        """True if our peak is within what is allowed."""
+        return self.resident + self.ours <= self.allowed
+
 
 @dataclass(frozen=True)
 class CaseResult:
     """Everything found about one case; `timings` is empty if it failed or no GPU ran it.
 
-    `fused` is False if PyTorch computed our result; `ran` says in words why, or which kernel did.
+    `path` is that of `pycutfuse.bench.route.Route`; a case that is not ``"fused"`` is not timed.
+    `ran` says in words which kernel ran, or why PyTorch did.
     """
 
     name: str
     chain: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     training: bool
     checks: list[Check]
-    fused: bool = False
+    tier: str = "ieee"
+    path: str = ""
     ran: str = ""
     timings: dict[str, Timing] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -64,6 +75,11 @@ class CaseResult:
     floor_s: float = 0.0
     floor_kind: str = ""
     clocks: dict[str, float] | None = None
+
+    @property
+    def fused(self) -> bool:
+        """False if PyTorch computed our result, or a part of it."""
+        return self.path == "fused"
 
     @property
     def passed(self) -> bool:
@@ -80,16 +96,20 @@ class CaseResult:
         timing = self.timings.get(variant)
         return None if timing is None else timing.seconds.median
 
-    @property
-    def baseline(self) -> tuple[str, float] | None:
-        """The fastest PyTorch variant at the user's flags and its median."""
-        times = {name: s for name in BASELINES if (s := self.seconds(name)) is not None}
+    def best(self, variants: Sequence[str]) -> tuple[str, float] | None:
+        """The fastest of the variants that were timed and its median."""
+        times = {name: s for name in variants if (s := self.seconds(name)) is not None}
         return min(times.items(), key=lambda item: item[1]) if times else None
 
-    def speedup(self, variant: str) -> float | None:
-        """Baseline's time over the variant's."""
-        seconds, baseline = self.seconds(variant), self.baseline
-        return None if seconds is None or baseline is None else baseline[1] / seconds
+    @property
+    def baseline(self) -> tuple[str, float] | None:
+        """The fastest PyTorch variant at the tier's flags and dtype, and its median."""
+        return self.best(BASELINES)
+
+    def speedup(self, variant: str, against: Sequence[str] = BASELINES) -> float | None:
+        """Time of the fastest of `against` over the variant's."""
+        seconds, best = self.seconds(variant), self.best(against)
+        return None if seconds is None or best is None else best[1] / seconds
 
 
 @dataclass(frozen=True)
@@ -108,6 +128,86 @@ class ExecutorResult:
         """Extra time of a program over the bias alone, as a fraction."""
         base, seconds = self.programs[0].seconds(OURS), program.seconds(OURS)
         return None if base is None or seconds is None else seconds / base - 1
+
+
+@dataclass(frozen=True)
+class SizeResult:
+    """One random size: medians in seconds by variant, empty if it failed or no GPU ran it.
+
+    `path` and `reason` are those of `pycutfuse.bench.route.Route`. `first_ratio` is the ratio to
+    eager before a loser was timed once more, None where it was not. `failure` is what it raised.
+    """
+
+    m: int
+    n: int
+    k: int
+    checks: list[Check]
+    path: str = ""
+    reason: str = ""
+    floor_s: float = 0.0
+    times: dict[str, float] = field(default_factory=dict)
+    regime: str = ""
+    first_ratio: float | None = None
+    failure: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """True if it ran, was verified and no check failed."""
+        return not self.failure and bool(self.checks) and all(c.passed for c in self.checks)
+
+    def ratio(self, against: str = EAGER) -> float | None:
+        """Time of `against` over ours."""
+        ours, theirs = self.times.get(OURS), self.times.get(against)
+        return None if ours is None or theirs is None else theirs / ours
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+
+@dataclass(frozen=True)
+class SizesResult:
+    """All random sizes at one tier."""
+
+    name: str
+    tier: str
+    entries: list[SizeResult]
+
+    @property
+    def passed(self) -> bool:
+        """True if every size passed."""
+        return bool(self.entries) and all(entry.passed for entry in self.entries)
+
+    def ratios(self, against: str = EAGER) -> list[float]:
+        """Ratios to `against` of the sizes that were timed."""
+        return [r for entry in self.entries if (r := entry.ratio(against)) is not None]
+
+    @property
+    def losers(self) -> list[SizeResult]:
+        """Sizes where ours is still slower than eager allows after it was timed again."""
+        return [e for e in self.entries if (r := e.ratio()) is not None and r < NO_SLOWER]
+
+    @property
+    def comparable(self) -> list[float]:
+        """Ratios to eager of the sizes whose floor is long enough for kernels to decide."""
+        return [
+            r
+            for e in self.entries
+            if e.floor_s > COMPARABLE_FLOOR_S and (r := e.ratio()) is not None
+        ]
+
+    @property
+    def mean(self) -> float | None:
+        """Geometric mean of `comparable`."""
+        return geometric_mean(self.comparable) if self.comparable else None
+
+    def reasons(self) -> dict[str, int]:
+        """Path and reason of the sizes that PyTorch ran for us, and how many there are."""
+        found: dict[str, int] = {}
+        for entry in self.entries:
+            if entry.path and entry.path != "fused":
+                reason = f"{entry.path}: {entry.reason}"
+                found[reason] = found.get(reason, 0) + 1
+        return found
 
 
 @dataclass(frozen=True)
@@ -133,128 +233,64 @@ class HostOverhead:
 
 
 @dataclass(frozen=True)
+class Fuzz:
+    """Counts of a range of seeds, from ``python -m pycutfuse.testing.repro --json``."""
+
+    family: str
+    seeds: tuple[int, int]
+    device: str
+    counts: dict[str, int]
+    handovers: int = 0
+    fallbacks: int = 0
+
+    @property
+    def total(self) -> int:
+        """Configurations that were run."""
+        return sum(self.counts.values())
+
+    @property
+    def passed(self) -> bool:
+        """True if every configuration was correct or rejected cleanly."""
+        return self.total == sum(self.counts.get(name, 0) for name in ("correct", "rejected"))
+
+
+@dataclass(frozen=True)
 class Run:
-    """One run of the benchmark."""
+    """One run of the benchmark, or several of one environment.
+
+    `forced` holds one result for each forced policy; `skipped` says why a case was not run.
+    """
 
     environment: dict[str, Any]
-    tier: str
     settings: dict[str, Any]
     cases: list[CaseResult] = field(default_factory=list)
     executor: list[ExecutorResult] = field(default_factory=list)
+    sizes: list[SizesResult] = field(default_factory=list)
+    forced: list[CaseResult] = field(default_factory=list)
+    fuzz: list[Fuzz] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
     host: HostOverhead | None = None
 
     @property
     def passed(self) -> bool:
         """True if every case passed its checks."""
-        return all(result.passed for result in self.results)
+        return not self.failed
 
     @property
-    def results(self) -> list[CaseResult | ExecutorResult]:
-        """All results, cases first."""
-        return [*self.cases, *self.executor]
+    def failed(self) -> list[str]:
+        """Names of what did not pass, with their tiers where there are several."""
+        at_a_tier: list[CaseResult | SizesResult] = [*self.cases, *self.forced, *self.sizes]
+        found = [f"{item.name} ({item.tier})" for item in at_a_tier if not item.passed]
+        found += [executor.name for executor in self.executor if not executor.passed]
+        return found + [f"fuzz {fuzz.family}" for fuzz in self.fuzz if not fuzz.passed]
+
+    @property
+    def count(self) -> int:
+        """How many results there are, each random size being one."""
+        sizes = sum(len(result.entries) for result in self.sizes)
+        return len(self.cases) + len(self.executor) + len(self.forced) + sizes
 
     @property
     def on_gpu(self) -> bool:
         """False if the reference path ran on the CPU at reduced sizes."""
         return self.environment.get("gpu") is not None
-
-
-def to_json(run: Run) -> str:
-    """JSON of a run. Numbers that JSON has no word for (inf, nan) are strings.
-
-    Each case also holds ``derived``, the figures of the report; it is not read back.
-    """
-    data = {"format": FORMAT, **asdict(run)}
-    for item, result in zip(data["cases"], run.cases, strict=True):
-        item["derived"] = derived(result)
-    for item, executor in zip(data["executor"], run.executor, strict=True):
-        for program, result in zip(item["programs"], executor.programs, strict=True):
-            program["derived"] = {**derived(result), "cost": executor.cost(result)}
-    if run.host is not None:
-        data["host"]["derived"] = {"no_grad": run.host.no_grad, "grad": run.host.grad}
-    return json.dumps(_plain(data), indent=1, allow_nan=False) + "\n"
-
-
-def derived(result: CaseResult) -> dict[str, Any]:
-    """Figures that follow from a result: ratios, rates, share of the floor."""
-    figures: dict[str, Any] = {"passed": result.passed, "error_ratio": result.error_ratio}
-    for name in (OURS, FROZEN):
-        seconds = result.seconds(name)
-        if seconds is None:
-            continue
-        figures[name] = {
-            "speedup": result.speedup(name),
-            "bytes_per_s": result.bytes / seconds,
-            "flop_per_s": result.flop / seconds,
-            "share_of_floor": result.floor_s / seconds,
-        }
-    return figures
-
-
-def from_json(text: str) -> Run:
-    """Run from its JSON.
-
-    Raises
-    ------
-    ValueError
-        If the text is no result of this format.
-    """
-    try:
-        data = json.loads(text)
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']!r}; this version reads {FORMAT}")
-        return Run(
-            environment=data["environment"],
-            tier=data["tier"],
-            settings=data["settings"],
-            cases=[_case(item) for item in data["cases"]],
-            executor=[
-                ExecutorResult(item["name"], [_case(p) for p in item["programs"]])
-                for item in data["executor"]
-            ],
-            host=None if data["host"] is None else HostOverhead(**_stored(data["host"])),
-        )
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"not a result of pycutfuse bench: {error!r}") from error
-
-
-def read(path: str | Path) -> Run:
-    """`from_json` of a file."""
-    return from_json(Path(path).read_text(encoding="utf-8"))
-
-
-def _stored(data: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if name != "derived"}
-
-
-def _case(data: dict[str, Any]) -> CaseResult:
-    memory = data["memory"]
-    timings = {
-        name: Timing(Summary(**item["seconds"]), item["regime"])
-        for name, item in data["timings"].items()
-    }
-    known = {
-        **_stored(data),
-        "shape": tuple(data["shape"]),
-        "checks": [
-            Check(c["what"], _errors(c["ours"]), _errors(c["torch"]), c["limit"])
-            for c in data["checks"]
-        ],
-        "timings": timings,
-        "memory": None if memory is None else Memory(**memory),
-    }
-    return CaseResult(**known)
-
-
-def _errors(data: dict[str, Any]) -> Errors:
-    return Errors(float(data["frobenius"]), float(data["componentwise"]))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

@@ -1,24 +1,20 @@
-"""Runs cases: verify each, and time it only if it passes."""
+"""Runs cases: verify each, and time it only if it passes and our kernels ran."""
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pycutfuse._loader import native
-from pycutfuse.bench import environment, flags, timing
+from pycutfuse.bench import flags, route, timing, usage
 from pycutfuse.bench.accuracy import Check
 from pycutfuse.bench.cases import Case, ExecutorCase, Shape
 from pycutfuse.bench.compare import DISTRIBUTIONS, compare_models, draw, draw_weights
-from pycutfuse.bench.floors import Work, linear_work
+from pycutfuse.bench.floors import planes_bytes
 from pycutfuse.bench.problem import describe
 from pycutfuse.bench.results import (
     COMPILE,
@@ -31,13 +27,13 @@ from pycutfuse.bench.results import (
     ExecutorResult,
     Memory,
 )
+from pycutfuse.bench.tiers import TIERS, Tier
 from pycutfuse.bench.timing import Settings, Timing, Variant
-from pycutfuse.config import Precision, precision
-from pycutfuse.explaining import explain
 from pycutfuse.freezing import freeze
 
 AS_BUILT = "rand, initial weights"
 SEED = 0
+TUNED = "max-autotune-no-cudagraphs"
 
 
 @dataclass(frozen=True)
@@ -46,16 +42,25 @@ class Options:
 
     Attributes
     ----------
-    tier : {"ieee"}
+    tier : str
+        Name of the tier that is measured.
     compile : bool
-        Also time torch.compile, which takes up to a minute for each case.
+        Also time torch.compile, which takes seconds for each case.
+    tuned : bool
+        With `compile`: also max-autotune, which takes up to a minute for each case.
     settings : Settings
         Slices and rounds of timing.
     """
 
-    tier: Precision = "ieee"
+    tier: str = "ieee"
     compile: bool = True
+    tuned: bool = True
     settings: Settings = field(default_factory=Settings)
+
+    @property
+    def at(self) -> Tier:
+        """The tier itself."""
+        return TIERS[self.tier]
 
 
 def progress(text: str) -> None:
@@ -64,84 +69,113 @@ def progress(text: str) -> None:
 
 
 def run_case(case: Case, options: Options, device: torch.device) -> CaseResult:
-    """Verify a case and, on a GPU and if every check passes, time it."""
+    """Verify a case and, on a GPU and if every check passes on our kernels, time it."""
     progress(f"  {case.chain}, {case.shape}")
-    result = _verified(case, options, device)
-    if device.type != "cuda" or not result.passed:
-        return result
-    reference = _reference(case, device)
-    sets = _inputs(case.shape, device)
-    variants, compiling = _variants(case, reference, sets, options)
-    failures = _warm_up(variants, compiling)
+    with flags.matmul_precision(options.at.tf32):
+        result = verified(case, options, device)
+        if device.type != "cuda" or not result.passed:
+            return result
+        if not result.fused:
+            progress(f"  not timed: {result.ran.splitlines()[0]}")
+            return result
+        return _timed(case, result, options, device)
+
+
+def _timed(case: Case, result: CaseResult, options: Options, device: torch.device) -> CaseResult:
+    reference = make_reference(case, options.at, device)
+    sets = make_inputs(case.shape, options.at, device)
+    variants = _variants(case, reference, sets, options)
+    failures = _warm_up(variants)
+    frozen = _frozen(case, reference, sets)
+    if isinstance(frozen, Variant):
+        variants.append(frozen)
+    elif frozen:
+        failures[FROZEN] = frozen
     variants = [variant for variant in variants if variant.name not in failures]
     progress(f"  timing {', '.join(variant.name for variant in variants)}")
     timings = timing.interleave(variants, options.settings, timing.sample_cuda)
-    ours = next(variant for variant in variants if variant.name == OURS)
+    calls = {variant.name: variant for variant in variants}
+    held = [*reference.parameters(), *reference.buffers(), *sets[0]]
     result = replace(
         result,
         timings=timings,
         failures=failures,
-        memory=_memory(case, reference, sets[0], variants),
-        clocks=_clocks_under_load(ours, timings[OURS].seconds.median),
+        memory=Memory(
+            resident=usage.tensor_bytes(held),
+            eager=usage.peak_bytes(calls[EAGER]),
+            ours=usage.peak_bytes(calls[OURS]),
+            planes=planes_bytes(case.shape.contractions, options.at.planes),
+        ),
+        clocks=usage.clocks_under_load(calls[OURS], timings[OURS].seconds.median),
     )
-    del reference, sets, variants, ours
-    _release()
+    del reference, sets, variants, calls, frozen, held
+    usage.release()
     return result
 
 
 def run_executor(case: ExecutorCase, options: Options, device: torch.device) -> ExecutorResult:
     """Verify programs of several lengths and, on a GPU, time those that pass side by side."""
-    results = []
-    for program in case.programs:
-        progress(f"  {program.name}")
-        results.append(_verified(program, options, device))
-    if device.type == "cuda":
-        sets = _inputs(case.shape, device)
-        variants = [
-            _ours(program.name, program.fused(_reference(program, device)), sets, options)
-            for program, result in zip(case.programs, results, strict=True)
-            if result.passed
-        ]
-        timings = _time_ours(variants, options)
-        results = [
-            replace(result, timings={OURS: timings[result.name]})
-            if result.name in timings
-            else result
-            for result in results
-        ]
-        del variants, sets
-        _release()
-    return ExecutorResult(case.name, results)
+    with flags.matmul_precision(options.at.tf32):
+        results = []
+        for program in case.programs:
+            progress(f"  {program.name}")
+            results.append(verified(program, options, device))
+        if device.type == "cuda":
+            results = _time_programs(case, results, options, device)
+        return ExecutorResult(case.name, results)
 
 
-def _time_ours(variants: list[Variant], options: Options) -> dict[str, Timing]:
+def _time_programs(
+    case: ExecutorCase, results: list[CaseResult], options: Options, device: torch.device
+) -> list[CaseResult]:
+    sets = make_inputs(case.shape, options.at, device)
+    variants = []
+    for program, result in zip(case.programs, results, strict=True):
+        if result.passed and result.fused:
+            module = program.fused(make_reference(program, options.at, device))
+            variants.append(Variant(program.name, timing.rotating(module, sets)))
+    timings: dict[str, Timing] = {}
     for variant in variants:
         timing.warm_up(variant)
-    # Differences of a percent are of interest, so there are twice as many turns.
-    settings = replace(options.settings, rounds=2 * options.settings.rounds)
-    return timing.interleave(variants, settings, timing.sample_cuda)
+    if variants:
+        # Differences of a percent are of interest, so there are twice as many turns.
+        settings = replace(options.settings, rounds=2 * options.settings.rounds)
+        timings = timing.interleave(variants, settings, timing.sample_cuda)
+    del variants, sets
+    usage.release()
+    return [
+        replace(result, timings={OURS: timings[result.name]}) if result.name in timings else result
+        for result in results
+    ]
 
 
-def _verified(case: Case, options: Options, device: torch.device) -> CaseResult:
+def verified(
+    case: Case,
+    options: Options,
+    device: torch.device,
+    datasets: Sequence[str] = (AS_BUILT, *DISTRIBUTIONS),
+) -> CaseResult:
+    """Compare a case with float64 on every data set and say which kernel ran. Times nothing."""
     checks: list[Check] = []
-    for data in (AS_BUILT, *DISTRIBUTIONS):
+    for data in datasets:
         progress(f"  verifying on {data}")
         with flags.quiet_fallback(device.type == "cpu"):
             checks += _verify(case, data, options, device)
-    reference = _reference(case, device)
-    x = _inputs(case.shape, device, count=1)[0]
-    with _at_tier(options, device), torch.no_grad():
-        explanation = explain(case.fused(reference), *x)
-    work = _work(case, reference)
+    reference = make_reference(case, options.at, device)
+    (inputs,) = make_inputs(case.shape, options.at, device, count=1)
+    with flags.quiet_fallback(device.type == "cpu"):
+        ran = route.observe(case.fused(reference), inputs)
+    work = case.work(usage.tensor_bytes(reference.parameters()), options.at.itemsize)
     seconds, kind = work.floor(options.tier)
     return CaseResult(
         name=case.name,
+        tier=options.tier,
         chain=case.chain,
-        shape=(case.shape.m, case.shape.k, case.shape.n),
+        shape=case.shape.sizes,
         training=case.training,
         checks=checks,
-        fused=explanation.path == "fused",
-        ran=str(explanation),
+        path=ran.path,
+        ran=ran.text,
         bytes=work.bytes,
         flop=work.flop,
         floor_s=seconds,
@@ -151,33 +185,39 @@ def _verified(case: Case, options: Options, device: torch.device) -> CaseResult:
 
 def _verify(case: Case, data: str, options: Options, device: torch.device) -> list[Check]:
     generator = torch.Generator(device).manual_seed(SEED)
-    reference = _reference(case, device)
+    reference = make_reference(case, options.at, device)
     distribution = "rand"
     if data in DISTRIBUTIONS:
         distribution = data
         draw_weights(reference, distribution, generator)
-    like = torch.empty(0, device=device)
+    like = torch.empty(0, device=device, dtype=options.at.dtype)
     x = draw(distribution, (case.shape.m, case.shape.k), like, generator)
     candidates = {"": case.fused(reference)}
     if case.can_freeze and device.type == "cuda":
         frozen = case.fused(reference)
         freeze(frozen)
-        candidates["frozen, "] = frozen
+        if holds_planes(frozen):
+            candidates["frozen, "] = frozen
     checks: list[Check] = []
     for prefix, candidate in candidates.items():
-        with _at_tier(options, device):
-            checks += compare_models(
-                reference,
-                candidate,
-                [x],
-                label=f"{prefix}{data}",
-                training=case.training,
-                seed=SEED,
-            )
+        checks += compare_models(
+            reference,
+            candidate,
+            [x],
+            label=f"{prefix}{data}",
+            training=case.training,
+            seed=SEED,
+            limit=options.at.limit,
+        )
     return checks
 
 
-def _reference(case: Case, device: torch.device) -> nn.Module:
+def holds_planes(module: nn.Module) -> bool:
+    """Whether `pycutfuse.freeze` found something to keep: fp16 and bf16 weights are used as is."""
+    return any(getattr(child, "frozen", False) for child in module.modules())
+
+
+def make_reference(case: Case, tier: Tier, device: torch.device) -> nn.Module:
     """The chain with initial parameters; running statistics differ from their initial values."""
     torch.manual_seed(SEED)
     with device:
@@ -187,55 +227,56 @@ def _reference(case: Case, device: torch.device) -> nn.Module:
             assert module.running_mean is not None
             module.running_mean.normal_(0.0, 0.1)
             module.running_var.uniform_(0.5, 1.5)
-    return reference.train(case.training)
+    return reference.to(tier.dtype).train(case.training)
 
 
-def _inputs(shape: Shape, device: torch.device, count: int | None = None) -> list[tuple[Tensor]]:
+def make_inputs(
+    shape: Shape, tier: Tier, device: torch.device, count: int | None = None
+) -> list[tuple[Tensor]]:
+    """Input sets; by default as many as rotating needs."""
     if count is None:
-        count = timing.sets_needed(4 * shape.m * shape.k)
+        count = timing.sets_needed(tier.itemsize * shape.m * shape.k)
     torch.manual_seed(SEED)
-    return [(torch.rand(shape.m, shape.k, device=device),) for _ in range(count)]
-
-
-def _work(case: Case, reference: nn.Module) -> Work:
-    parameters = sum(4 * p.numel() for p in reference.parameters())
-    return linear_work(case.shape.m, case.shape.k, case.shape.n, parameters)
-
-
-def _ours(name: str, module: nn.Module, sets: Sequence[tuple[Tensor]], options: Options) -> Variant:
-    device = sets[0][0].device
-    return Variant(name, timing.rotating(module, sets), lambda: _at_tier(options, device))
-
-
-def _at_tier(options: Options, device: torch.device) -> AbstractContextManager[object]:
-    """The tier that is measured; on the CPU there is none, and torch's own arithmetic runs."""
-    return precision(options.tier) if device.type == "cuda" else nullcontext()
+    size = (shape.m, shape.k)
+    return [(torch.rand(size, device=device, dtype=tier.dtype),) for _ in range(count)]
 
 
 def _variants(
     case: Case, reference: nn.Module, sets: Sequence[tuple[Tensor]], options: Options
-) -> tuple[list[Variant], set[str]]:
-    """All variants, and the names of those that compile at their first call."""
+) -> list[Variant]:
+    """All variants but the frozen one. All run at the tier's flags unless one has its own."""
 
-    def torch_variant(name: str, function: Callable[..., Any]) -> Variant:
+    def variant(name: str, function: Callable[..., Any]) -> Variant:
         return Variant(name, timing.rotating(function, sets))
 
-    variants = [torch_variant(EAGER, reference)]
-    variants.append(Variant(EAGER_TF32, timing.rotating(reference, sets), flags.tf32))
+    variants = [variant(EAGER, reference)]
+    if options.tier == "ieee":
+        variants.append(Variant(EAGER_TF32, timing.rotating(reference, sets), flags.tf32))
     if options.compile:
         torch.compiler.reset()
-        tuned = torch.compile(reference, mode="max-autotune-no-cudagraphs")
-        variants.append(torch_variant(COMPILE, torch.compile(reference)))
-        variants.append(torch_variant(COMPILE_TUNED, tuned))
-    variants.append(_ours(OURS, case.fused(reference), sets, options))
-    if case.can_freeze:
-        frozen = case.fused(reference)
-        freeze(frozen)
-        variants.append(_ours(FROZEN, frozen, sets, options))
-    return variants, {COMPILE, COMPILE_TUNED}
+        variants.append(variant(COMPILE, torch.compile(reference)))
+        if options.tuned:
+            variants.append(variant(COMPILE_TUNED, torch.compile(reference, mode=TUNED)))
+    variants.append(variant(OURS, case.fused(reference)))
+    return variants
 
 
-def _warm_up(variants: Sequence[Variant], compiling: set[str]) -> dict[str, str]:
+def _frozen(
+    case: Case, reference: nn.Module, sets: Sequence[tuple[Tensor]]
+) -> Variant | str | None:
+    """The frozen variant, warm; or why there is none; None where there is nothing to freeze."""
+    if not case.can_freeze:
+        return None
+    module = case.fused(reference)
+    freeze(module)
+    if not holds_planes(module):
+        return None
+    variant = Variant(FROZEN, timing.rotating(module, sets))
+    path, reason = route.detours(lambda: timing.warm_up(variant))
+    return variant if path == route.FUSED else f"{path} ({reason})"
+
+
+def _warm_up(variants: Sequence[Variant]) -> dict[str, str]:
     """Warm every variant up; a compile that fails is reported, anything else is raised."""
     failures = {}
     for variant in variants:
@@ -243,66 +284,8 @@ def _warm_up(variants: Sequence[Variant], compiling: set[str]) -> dict[str, str]
         try:
             timing.warm_up(variant)
         except Exception as error:
-            if variant.name not in compiling:
+            if variant.name not in (COMPILE, COMPILE_TUNED):
                 raise
             failures[variant.name] = describe(error)
             progress(f"  {variant.name} failed: {failures[variant.name]}")
     return failures
-
-
-def _memory(
-    case: Case, reference: nn.Module, inputs: tuple[Tensor], variants: Sequence[Variant]
-) -> Memory:
-    tensors = [*reference.parameters(), *reference.buffers(), *inputs]
-    calls = {variant.name: variant for variant in variants}
-    return Memory(
-        resident=sum(t.numel() * t.element_size() for t in tensors),
-        eager=_peak(calls[EAGER]),
-        ours=_peak(calls[OURS]),
-        planes=planes_bytes(case.shape),
-    )
-
-
-def planes_bytes(shape: Shape) -> int:
-    """Bytes of the fp16 planes of x and of weight; 0 where the library is not there."""
-    binding = native().binding
-    if binding is None:
-        return 0
-    return sum(sum(binding.planes_layout(rows, shape.k)[1:]) for rows in (shape.m, shape.n))
-
-
-def _peak(variant: Variant) -> int:
-    """Most bytes that one call holds on top of what was there before it, its result included."""
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    with torch.no_grad(), variant.context():
-        result = variant.call()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
-    del result
-    return peak
-
-
-def _clocks_under_load(
-    variant: Variant, seconds: float, slice_s: float = 0.02
-) -> dict[str, float] | None:
-    """Clocks while the variant runs back to back, until nvidia-smi has answered."""
-    calls = max(1, round(slice_s / seconds))
-    with (
-        ThreadPoolExecutor(1) as pool,
-        torch.no_grad(),
-        variant.context(),
-    ):
-        answer = pool.submit(environment.clocks)
-        while not answer.done():
-            for _ in range(calls):
-                variant.call()
-            torch.cuda.synchronize()
-        return answer.result()
-
-
-def _release() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()

@@ -38,6 +38,26 @@ def percentile(samples: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
+def geometric_mean(values: Sequence[float]) -> float:
+    """Geometric mean of positive numbers, of which there is at least one.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or one is not positive.
+
+    Examples
+    --------
+    >>> geometric_mean([1.0, 4.0])
+    2.0
+    """
+    if not values:
+        raise ValueError("geometric mean of 0 values; at least 1 is needed")
+    if min(values) <= 0:
+        raise ValueError(f"geometric mean of {min(values)}; positive numbers are needed")
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
 @dataclass(frozen=True)
 class Summary:
     """Median, 20th and 80th percentile of `count` samples, in seconds."""

@@ -16,7 +16,6 @@ from itertools import cycle, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pycutfuse.bench.statistics import Summary, summarise
 
@@ -76,8 +75,26 @@ class Timing:
     regime: str
 
 
+def scaled(timing: Timing, factor: float) -> Timing:
+    """A timing with all its seconds multiplied.
+
+    Examples
+    --------
+    >>> scaled(Timing(Summary(2.0, 1.0, 4.0, 3), "sustained"), 0.5).seconds
+    Summary(median=1.0, p20=0.5, p80=2.0, count=3)
+    """
+    s = timing.seconds
+    seconds = Summary(s.median * factor, s.p20 * factor, s.p80 * factor, s.count)
+    return Timing(seconds, timing.regime)
+
+
+def backlog(seconds: float) -> None:
+    """Keep the GPU busy for at least so long, while the host launches what is timed."""
+    _cuda._sleep(round(seconds * SLEEP_CYCLES_PER_S))
+
+
 def rotating(
-    function: Callable[..., object], sets: Sequence[Sequence[Tensor]]
+    function: Callable[..., object], sets: Sequence[Sequence[Any]]
 ) -> Callable[[], object]:
     """A call of `function` without arguments that takes the next set of `sets` each time."""
     turns = cycle(sets)
@@ -141,18 +158,19 @@ def warm_up(variant: Variant, calls: int = 3) -> None:
 
 def sample_cuda(call: Callable[[], object], slice_s: float) -> tuple[list[float], str]:
     """Seconds per call over about `slice_s` of GPU time."""
-    estimate = _events(call, 1, 5)[1:]
+    estimate = events(call, 1, 5)[1:]
     seconds = min(estimate)
     if seconds < SHORT_KERNEL_S:
         return _behind_backlog(call, slice_s), "backlog"
     chunk = max(1, round(CHUNK_S / seconds))
     chunks = max(4, math.ceil(slice_s / (chunk * seconds)))
-    samples = _events(call, chunk, chunks)
+    samples = events(call, chunk, chunks)
     # The first quarter covers the way down from the boost clock.
     return samples[len(samples) // 4 :], "sustained"
 
 
-def _events(call: Callable[[], object], chunk: int, chunks: int) -> list[float]:
+def events(call: Callable[[], object], chunk: int, chunks: int) -> list[float]:
+    """Seconds per call of `chunks` chunks of calls, all launched before the host waits."""
     marks = [_cuda.Event(enable_timing=True) for _ in range(chunks + 1)]
     marks[0].record()
     for mark in marks[1:]:
@@ -169,10 +187,9 @@ def _behind_backlog(call: Callable[[], object], slice_s: float, chunk: int = 50)
         call()
     host = time.perf_counter() - host
     _cuda.synchronize()
-    cycles = round((2 * host + 1e-3) * SLEEP_CYCLES_PER_S)
     samples: list[float] = []
     end = time.perf_counter() + slice_s
     while len(samples) < 5 or time.perf_counter() < end:
-        _cuda._sleep(cycles)
-        samples += _events(call, chunk, 1)
+        backlog(2 * host + 1e-3)
+        samples += events(call, chunk, 1)
     return samples

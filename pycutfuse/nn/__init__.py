@@ -1,6 +1,13 @@
 """Modules: torch's constructors, parameters and state_dict, with fused forwards."""
 
 from pycutfuse.nn.linear import Linear
+from pycutfuse.nn.linear_logsumexp import LinearLogSumExp
 from pycutfuse.nn.linear_scale_batch_norm import LinearScaleBatchNorm1d
+from pycutfuse.nn.linear_sigmoid_linear_logsumexp import LinearSigmoidLinearLogSumExp
 
-__all__ = ["Linear", "LinearScaleBatchNorm1d"]
+__all__ = [
+    "Linear",
+    "LinearLogSumExp",
+    "LinearScaleBatchNorm1d",
+    "LinearSigmoidLinearLogSumExp",
+]

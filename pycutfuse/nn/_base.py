@@ -14,7 +14,7 @@ Self = TypeVar("Self", bound="FusedModule")
 
 
 class FusedModule(nn.Module):
-    """A module whose weight may be frozen: split once into planes that forwards reuse.
+    """A module whose float32 weight may be frozen: split once into planes that forwards reuse.
 
     The planes are non-persistent buffers. ``load_state_dict``, ``.to()`` and its relatives,
     ``.train()`` and `unfreeze` drop them; copies and pickles are made without them.
@@ -49,12 +49,16 @@ class FusedModule(nn.Module):
             raise RuntimeError(
                 "freeze was called while a CUDA graph is captured; call it before the capture"
             )
+        if weight.is_cuda and weight.dtype in (torch.float16, torch.bfloat16):
+            return  # multiplied as it is: there is nothing to make
         reason = _frozen.why_not_frozen(weight)
         if reason is not None:
             config.report_fallback("freeze", reason)
             return
         with torch.no_grad():
-            self.planes, self.words = _frozen.make_planes(weight)
+            tier = config.resolve_tier(self.precision or config.current_precision())
+            tier = "tf32" if tier == "tf32" else "ieee"
+            self.planes, self.words = _frozen.make_planes(weight, tier)
 
     def unfreeze(self) -> None:
         """Drop the planes; the weight is split at every call again."""

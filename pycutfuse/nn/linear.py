@@ -27,7 +27,8 @@ class Linear(FusedModule):
         Steps after the bias, at most 16 with it. A Parameter in step N is registered as
         ``epilogue.N.weight``, another tensor as a buffer of that name.
     precision : {"ieee", "tf32", "torch"}, optional
-        Tier of this module; None follows `pycutfuse.precision` and torch's flags.
+        Tier of this module; None follows `pycutfuse.precision` and torch's flags. float16 and
+        bfloat16 modules have one tier, and ``"torch"``.
 
     Attributes
     ----------

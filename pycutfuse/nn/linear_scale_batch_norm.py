@@ -10,12 +10,9 @@ from pycutfuse import config
 from pycutfuse.nn._base import FusedModule, check_source
 from pycutfuse.nn._epilogue import Epilogue, has_global_hooks, has_hooks
 from pycutfuse.ops import _gate
-from pycutfuse.ops._linear_batch_norm import encode_momentum, run
+from pycutfuse.ops._linear_batch_norm import encode_momentum, remembered, run, start
 from pycutfuse.ops._linear_batch_norm_raw import NAME, Call
 from pycutfuse.program import OPS, Encoded, Program, check_program
-
-_SCALE = Encoded((OPS["mul"], 0), (0.0, 0.0))
-_BIAS_SCALE = Encoded((OPS["add"], 0, OPS["mul"], 1), (0.0, 0.0, 0.0, 0.0))
 
 
 class LinearScaleBatchNorm1d(FusedModule):
@@ -34,7 +31,8 @@ class LinearScaleBatchNorm1d(FusedModule):
     epilogue : sequence of Step
         Steps after the batch norm; a Parameter in step N becomes ``epilogue.N.weight``.
     precision : {"ieee", "tf32", "torch"}, optional
-        Tier of this module; None follows `pycutfuse.precision` and torch's flags.
+        Tier of this module; None follows `pycutfuse.precision` and torch's flags. float16 and
+        bfloat16 modules have one tier, and ``"torch"``.
 
     Attributes
     ----------
@@ -52,7 +50,8 @@ class LinearScaleBatchNorm1d(FusedModule):
     Notes
     -----
     Parameters are drawn in the order gemm, scale, bn and have the keys of the chain. Input
-    ``(N, in_features)``, output ``(N, out_features)``.
+    ``(N, in_features)``, output ``(N, out_features)``. Under autocast a float32 scale of at least
+    1 dimension promotes the product, so that the plain chain runs, as `pycutfuse.explain` says.
 
     Examples
     --------
@@ -67,6 +66,10 @@ class LinearScaleBatchNorm1d(FusedModule):
     gemm: nn.Linear
     scale: nn.Parameter
     bn: nn.BatchNorm1d
+
+    # Of the class, as Dynamo would take a global's floats for variables.
+    _scale = Encoded((OPS["mul"], 0), (0.0, 0.0))
+    _bias_scale = Encoded((OPS["add"], 0, OPS["mul"], 1), (0.0, 0.0, 0.0, 0.0), True)
 
     def __init__(
         self,
@@ -105,27 +108,33 @@ class LinearScaleBatchNorm1d(FusedModule):
 
     def why_chain(self, x: Tensor) -> str | None:
         """Say why the children must run one after the other, or None. Sizes are not named."""
+        return self._why_children() or self._why_shapes(x)
+
+    def _why_children(self) -> str | None:
         children: Any = self._modules
         gemm, bn = children["gemm"], children["bn"]
         if type(gemm) is not nn.Linear or type(bn) is not nn.BatchNorm1d:
             return "a child of another type, or with a parametrization"
-        if len(gemm._parameters) != 2 or len(bn._parameters) != 2 or len(bn._buffers) != 3:
+        tracked = bn._buffers
+        if len(gemm._parameters) != 2 or len(bn._parameters) != 2 or len(tracked) != 3:
             return "a child whose parameters were moved"  # by FSDP or old weight_norm
         if has_hooks(gemm) or has_hooks(bn) or has_global_hooks():
             return "hooks on a child"
+        if (tracked["running_mean"] is None) != (tracked["running_var"] is None):
+            return "a batch norm with one running statistic"
+        momentum = bn.momentum
+        if momentum is not None and momentum < 0:
+            return "a negative momentum"
+        return None if self._bare else self.epilogue.why_chain()
+
+    def _why_shapes(self, x: Tensor) -> str | None:
+        """The part that a remembered call has answered: it depends on no more than its tensors."""
         if x.dim() != 2:
             return f"an input of {x.dim()} dimensions"
         shape = self._present_scale().shape
         if len(shape) > 2 or (len(shape) == 2 and shape[0] != 1 and shape[0] != x.shape[0]):
             return "a scale that changes the output's shape"
-        if x.shape[0] == 0:
-            return "an empty batch"
-        tracked = bn._buffers
-        if (tracked["running_mean"] is None) != (tracked["running_var"] is None):
-            return "a batch norm with one running statistic"
-        if bn.momentum is not None and bn.momentum < 0:
-            return "a negative momentum"
-        return None if self._bare else self.epilogue.why_chain()
+        return "an empty batch" if x.shape[0] == 0 else None
 
     def call_arguments(self, x: Tensor) -> Call:
         """Arguments of the operator for a call now; `why_chain` is None."""
@@ -148,7 +157,7 @@ class LinearScaleBatchNorm1d(FusedModule):
             linear["weight"],
             buffers["planes"],
             buffers["words"],
-            _SCALE if bias is None else _BIAS_SCALE,
+            self._scale if bias is None else self._bias_scale,
             (scale,) if bias is None else (bias, scale),
             affine["weight"],
             affine["bias"],
@@ -188,15 +197,21 @@ class LinearScaleBatchNorm1d(FusedModule):
         """
         if not isinstance(x, Tensor):
             raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
-        reason = self.why_chain(x)
-        if reason is not None:
-            return self._chain(x, reason)
-        return run(self.call_arguments(x), self._memo)
+        reason = self._why_children()
+        if reason is None:
+            call, memo = self.call_arguments(x), self._memo
+            recipe = remembered(call, memo)
+            if recipe is not None:
+                return start(recipe, call)
+            reason = self._why_shapes(x)
+            if reason is None:
+                return run(call, memo)
+        return self._chain(x, reason)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
         bn = self.bn
         if x.dim() == 2:
-            _gate.check_one_sample(x.shape[0], self.scale.shape[-1], bn.training)
+            _gate.check_one_sample(x.shape[0], bn.num_features, bn.training)
         config.report_fallback(NAME, reason)
         value: Tensor = self.epilogue(self.bn(self.gemm(x) * self.scale))
         return value

@@ -2,5 +2,7 @@
 
 from pycutfuse.ops._linear import linear
 from pycutfuse.ops._linear_batch_norm import linear_batch_norm
+from pycutfuse.ops._linear_logsumexp import linear_logsumexp
+from pycutfuse.ops._logsumexp import logsumexp
 
-__all__ = ["linear", "linear_batch_norm"]
+__all__ = ["linear", "linear_batch_norm", "linear_logsumexp", "logsumexp"]

@@ -23,9 +23,14 @@ def torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str)
 
 
 def contract(x: Tensor, weight: Tensor, precision: str) -> Tensor:
-    """x (M, K) @ weight (N, K).T by our kernel where it runs, else by torch; says nothing of it."""
-    if x.is_cuda and config.resolve_tier(precision) == "ieee":
-        found = _launch.lookup(x, weight, None, EMPTY, ())
+    """x (M, K) @ weight (N, K).T by our kernel where it runs, else by torch; says nothing of it.
+
+    float16 and bfloat16 tensors are torch's: a backward's mostly have K where M belongs, which our
+    kernel would copy.
+    """
+    if x.is_cuda and x.dtype is torch.float32:
+        tier = config.resolve_tier(precision)
+        found = None if tier == "torch" else _launch.lookup(x, weight, None, EMPTY, (), tier)
         if isinstance(found, _launch.Recipe):
             return _launch.launch(found, x, weight, None, None, ())
     return torch_linear(x, weight, None, precision)

@@ -1,17 +1,21 @@
 """What a call would do, found by the code that does it."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pycutfuse import config
-from pycutfuse.ops import _gate, _launch, _linear, _linear_batch_norm_raw
+from pycutfuse.ops import _gate, _launch, _linear, _logsumexp, _vjp
+from pycutfuse.ops import _linear_batch_norm_raw as raw
 from pycutfuse.program import Encoded, describe
 
 RANGE_NOTE = (
     "an element 2^40 times smaller than the largest of its row of x or weight contributes nothing"
 )
+PLANES_NOTE = "the planes were frozen at the tf32 tier, so the weight is split at this call"
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Explanation:
     reason : str or None
         Why torch runs instead, None on the fused path.
     tier : str
-        Precision tier after reading torch's flags.
+        Precision tier after reading torch's flags, or the dtype of 16-bit tensors.
     program : str
         The pointwise steps, tail included.
     policy : str or None
@@ -59,25 +63,37 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _explain(
+def of_recipe(
     operator: str,
     program: str,
-    precision: str,
-    reason: str | None,
-    found: "_launch.Recipe | _launch.Refusal | None",
+    tier: str,
+    found: _launch.Recipe | _launch.Refusal,
+    planes: Tensor | None = None,
 ) -> Explanation:
-    tier = config.resolve_tier(precision)
-    if reason is not None:
-        return Explanation(operator, "fallback", reason, tier, program)
-    if tier != "ieee":
-        return Explanation(operator, "hand-over", _linear.tier_reason(tier), tier, program)
-    assert found is not None
+    """Explain what `_launch.lookup` found for a call, which may bring frozen planes."""
     if isinstance(found, _launch.Refusal):
         path = "fallback" if found.fallback else "hand-over"
         return Explanation(operator, path, found.reason, tier, program)
     stages = tuple(line for line in found.plan.describe().splitlines() if line)
+    notes = [RANGE_NOTE] if found.dtype is torch.float32 else []
+    if planes is not None and not found.frozen:
+        notes.append(PLANES_NOTE)
+    for name, view in (("x", found.x), ("weight", found.weight)):
+        if view.copy:
+            notes.append(f"{name} is copied first: its rows do not lie as a kernel reads them")
     policy = repr(found.plan.policy)
-    return Explanation(operator, "fused", None, tier, program, policy, stages, (RANGE_NOTE,))
+    return Explanation(operator, "fused", None, tier, program, policy, stages, tuple(notes))
+
+
+def _tier(x: Tensor, precision: str) -> str:
+    tier = config.resolve_tier(precision)
+    if tier == "torch" or x.dtype not in (torch.float16, torch.bfloat16):
+        return tier
+    return str(x.dtype).replace("torch.", "")
+
+
+def _empty(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(tensor, dtype=dtype)
 
 
 def explain_linear(
@@ -90,12 +106,22 @@ def explain_linear(
     precision: str,
 ) -> Explanation:
     """Explain a call of `pycutfuse.ops._linear.run`."""
-    reason = _gate.why_reference(x, weight, operands)
-    found = None
-    if reason is None:
-        found = _launch.lookup(x, weight, planes, program, operands)
-    text = describe(program.codes, program.constants)
-    return _explain(_linear.NAME, text, precision, reason, found)
+    name, text = _linear.NAME, describe(program.codes, program.constants)
+    reason = None
+    if _gate.autocasts(x):
+        reason = _gate.why_not_autocast(program)
+        x, weight, operands = _gate.autocast(x, weight, program, operands, _empty)
+        planes = None
+    with _vjp.without_autocast(x) if x.is_cuda else nullcontext():
+        reason = reason or _gate.why_reference(x, weight, operands)
+    tier = _tier(x, precision)
+    if reason is not None:
+        return Explanation(name, "fallback", reason, tier, text)
+    if tier == "torch":
+        return Explanation(name, "hand-over", _linear.HAND_OVER, tier, text)
+    resolved = config.resolve_tier(precision)
+    found = _launch.lookup(x, weight, planes, program, operands, resolved)
+    return of_recipe(name, text, tier, found, planes)
 
 
 def explain_chain(operator: str, reason: str, precision: str | None) -> Explanation:
@@ -104,13 +130,46 @@ def explain_chain(operator: str, reason: str, precision: str | None) -> Explanat
     return Explanation(operator, "fallback", reason, tier, "its children, one by one")
 
 
-def explain_linear_batch_norm(call: _linear_batch_norm_raw.Call) -> Explanation:
+def explain_linear_batch_norm(call: raw.Call) -> Explanation:
     """Explain a call of `pycutfuse.ops._linear_batch_norm.run`."""
-    reason = _gate.why_reference(call.x, call.weight, call.differentiable)
-    _linear_batch_norm_raw.check(call)
-    found = None if reason is not None else _linear_batch_norm_raw.lookup(call)
+    reason = None
+    if _gate.autocasts(call.x):
+        reason = _gate.why_not_autocast(call.program, call.after)
+        x, weight, operands = _gate.autocast(
+            call.x, call.weight, call.program, call.operands, _empty
+        )
+        call = call._replace(x=x, weight=weight, planes=None, words=None, operands=operands)
+    with _vjp.without_autocast(call.x) if call.x.is_cuda else nullcontext():
+        reason = reason or raw.why_reference(call)
+    raw.check(call)
     before = describe(call.program.codes, call.program.constants)
     after = describe(call.after.codes, call.after.constants) if call.after.codes else ""
     tail = "batch_norm (batch)" if call.training else "batch_norm (running statistics)"
     text = " | ".join(part for part in (before, tail, after) if part)
-    return _explain(_linear_batch_norm_raw.NAME, text, call.precision, reason, found)
+    tier = _tier(call.x, call.precision)
+    if reason is not None:
+        return Explanation(raw.NAME, "fallback", reason, tier, text)
+    if tier == "torch":
+        return Explanation(raw.NAME, "hand-over", _linear.HAND_OVER, tier, text)
+    found = raw.lookup(call, config.resolve_tier(call.precision))
+    return of_recipe(raw.NAME, text, tier, found, call.planes)
+
+
+def explain_logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Explanation:
+    """Explain a call of `pycutfuse.ops.logsumexp`."""
+    name, tier = _logsumexp.NAME, "ieee"
+    dims = _logsumexp.check(x, dim, keepdim)
+    program = f"logsumexp(dim={dims})"
+    reason = _logsumexp.why_reference(x, dims)
+    if reason is None and not x.is_cuda:
+        reason = f"{x.device.type} tensors"
+    if reason is not None:
+        return Explanation(name, "fallback", reason, tier, program)
+    if config.current_precision() == "torch":
+        return Explanation(name, "hand-over", _logsumexp.HAND_OVER, "torch", program)
+    found = _logsumexp.lookup(x, dims, keepdim, _logsumexp.is_wide(x))
+    if isinstance(found, _launch.Refusal):
+        path = "fallback" if found.fallback else "hand-over"
+        return Explanation(name, path, found.reason, tier, program)
+    stages = ("reduce", "merge")[: 1 + (found.workspace_bytes > 0)]
+    return Explanation(name, "fused", None, tier, program, repr(found.plan), stages)

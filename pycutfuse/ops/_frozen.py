@@ -38,27 +38,29 @@ def why_not_frozen(weight: Tensor) -> str | None:
     """Say why no planes can be made of `weight`, or None."""
     if not weight.is_cuda:
         return f"{weight.device.type} tensors"
-    if weight.dtype is not torch.float32:
+    if weight.dtype is not torch.float32:  # 16-bit ones are multiplied as they are
         return f"dtype {weight.dtype}".replace("torch.", "")
     if type(weight) not in (Tensor, torch.nn.Parameter) or weight.dim() != 2:
         return f"weight is a {type(weight).__name__} of {weight.dim()} dimensions"
     return support.device_problem(weight.get_device())
 
 
-def make_planes(weight: Tensor) -> tuple[Tensor, Tensor]:
+def make_planes(weight: Tensor, tier: str) -> tuple[Tensor, Tensor]:
     """Split `weight` (N, K) on the current stream; `why_not_frozen` has accepted it.
 
     Returns
     -------
     planes : Tensor
-        uint8, both fp16 planes as include/cutfuse/split.h lays them out.
+        uint8, the fp16 planes of `tier` as include/cutfuse/split.h lays them out: two at ``"ieee"``
+        (the first is the one of ``"tf32"``), one at ``"tf32"``.
     words : Tensor
         int32 (N,), exponents and flags of the rows.
     """
     index = weight.get_device()
     rows, k = weight.shape
     binding = native().binding
-    _, plane_bytes, word_bytes = binding.planes_layout(rows, k)
+    count = support.plane_count(weight.dtype, tier)
+    _, plane_bytes, word_bytes = binding.planes_layout(rows, k, count)
     planes = torch.empty(plane_bytes, dtype=torch.uint8, device=weight.device)
     words = torch.empty(word_bytes // 4, dtype=torch.int32, device=weight.device)
     stream = raw_stream(index)
@@ -68,6 +70,7 @@ def make_planes(weight: Tensor) -> tuple[Tensor, Tensor]:
             *weight.stride(),
             rows,
             k,
+            count,
             planes.data_ptr(),
             words.data_ptr(),
             support.device_props(index),

@@ -8,16 +8,66 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from pycutfuse.program import OPS, Encoded
+
 _PLAIN = frozenset({Tensor, Parameter})
 _TRACED = frozenset({"FakeTensor", "FunctionalTensor"})
 _F32 = torch.float32
+_DTYPES = (_F32, torch.float16, torch.bfloat16)
+_ON_CPU = (_F32,)  # the others are left to torch's own autograd
+_SOFTPLUS = OPS["softplus"]
 _STRIDED = torch.strided
 _transforms_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
 
 
-def why_reference(x: Tensor, weight: Tensor, others: Sequence[Tensor | None]) -> str | None:
+def _named(dtype: torch.dtype) -> str:
+    return f"dtype {dtype}".replace("torch.", "")
+
+
+def why_operands(dtype: torch.dtype, operands: Sequence[Tensor]) -> str | None:
+    """Say why no kernel of `dtype` reads a program's operands, or None.
+
+    As torch promotes, a result stays at float16 or bfloat16 only with operands of that dtype or of
+    0 dimensions.
+    """
+    for operand in operands:
+        if operand.dtype is dtype:
+            continue
+        if operand.dtype not in _DTYPES:
+            return _named(operand.dtype)
+        if dtype is not _F32 and operand.dim() > 0:
+            return f"an operand of {_named(operand.dtype)}, to which torch promotes the result"
+    return None
+
+
+def why_statistics(dtype: torch.dtype, statistics: Sequence[Tensor | None]) -> str | None:
+    """Say why no kernel of `dtype` reads a batch norm's tensors, or None.
+
+    `statistics` holds bn_weight, bn_bias, running_mean, running_var and num_batches_tracked: each
+    pair of `dtype` or of float32, as torch.
+    """
+    for pair in (statistics[0:2], statistics[2:4]):
+        seen = None
+        for tensor in pair:
+            if tensor is None:
+                continue
+            if tensor.dtype not in (dtype, _F32) or seen not in (None, tensor.dtype):
+                return f"a batch norm's tensor of {_named(tensor.dtype)}"
+            seen = tensor.dtype
+    count = statistics[4] if len(statistics) > 4 else None
+    if count is not None and count.dtype is not torch.int64:
+        return f"num_batches_tracked of {_named(count.dtype)}"
+    return None
+
+
+def why_reference(
+    x: Tensor,
+    weight: Tensor,
+    operands: Sequence[Tensor],
+    statistics: Sequence[Tensor | None] = (),
+) -> str | None:
     """Say why the plain chain must run, with torch's own autograd, or None.
 
     Only what the raw operators cannot see or answer is decided here; what depends on the device
@@ -28,7 +78,7 @@ def why_reference(x: Tensor, weight: Tensor, others: Sequence[Tensor | None]) ->
     TypeError
         If an argument is no tensor.
     """
-    for tensor in (x, weight, *others):
+    for tensor in (x, weight, *operands, *statistics):
         if tensor is None:
             continue
         kind = type(tensor)
@@ -36,25 +86,62 @@ def why_reference(x: Tensor, weight: Tensor, others: Sequence[Tensor | None]) ->
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"argument is a {kind.__name__}; it must be a Tensor")
             return f"tensor subclass {kind.__name__}"
-        if tensor.dtype is not _F32:
-            return f"dtype {tensor.dtype}".replace("torch.", "")
         if tensor.layout is not _STRIDED:
             return f"layout {tensor.layout}".replace("torch.", "")
+    for tensor in (x, weight):
+        dtype = tensor.dtype
+        if dtype not in (_ON_CPU if x.is_cpu else _DTYPES) or dtype is not x.dtype:
+            return _named(dtype)
+    reason = why_operands(x.dtype, operands) or why_statistics(x.dtype, statistics)
+    if reason is not None:
+        return reason
     if weight.dim() != 2:
         return f"a weight of {weight.dim()} dimensions"
-    if x.is_cuda:
-        if torch.is_autocast_enabled("cuda"):
-            return "autocast is enabled"
-    elif x.is_cpu:
+    if x.is_cpu:
         if torch.is_autocast_enabled("cpu"):
             return "autocast is enabled"
-    elif not x.is_meta:
+    elif not x.is_cuda and not x.is_meta:
         return f"{x.device.type} tensors"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation"
     if not torch.compiler.is_compiling() and _transforms_active():
         return "a torch.func transform is active"
     return None
+
+
+def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype)
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast changes dtypes of a call on `x`."""
+    return x.is_cuda and torch.is_autocast_enabled("cuda")
+
+
+def why_not_autocast(*programs: Encoded) -> str | None:
+    """Say why autocast's result needs the plain chain, or None if only linear's inputs are cast."""
+    for program in programs:
+        if _SOFTPLUS in program.codes[::2]:
+            return "autocast runs softplus in float32"
+    return None
+
+
+def autocast(
+    x: Tensor,
+    weight: Tensor,
+    program: Encoded,
+    operands: Sequence[Tensor],
+    convert: Callable[[Tensor, torch.dtype], Tensor] = _to,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """x, weight and operands as autocast gives them to linear: x, weight and its bias are cast."""
+    dtype, device = torch.get_autocast_dtype("cuda"), x.device
+
+    def cast(tensor: Tensor) -> Tensor:
+        eligible = tensor.device == device and tensor.dtype in _DTYPES
+        return convert(tensor, dtype) if eligible and tensor.dtype is not dtype else tensor
+
+    bias = [cast(operand) for operand in operands[: int(program.biased)]]
+    return cast(x), cast(weight), [*bias, *operands[len(bias) :]]
 
 
 def is_plain_eager() -> bool:
@@ -123,6 +210,12 @@ def check_dtypes(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
                 f"linear: {name} is {tensor.dtype} but weight is {weight.dtype}; "
                 "convert one of them with .to(dtype)"
             )
+
+
+def check_bias(weight: Tensor, program: Encoded, operands: Sequence[Tensor]) -> None:
+    """`check_dtypes` of a bias that is linear's own; another operand's dtype promotes."""
+    if program.biased:
+        check_dtypes(weight, weight, operands[0])
 
 
 def check_operands(out_shape: Sequence[int], operands: Sequence[Tensor], where: str) -> None:

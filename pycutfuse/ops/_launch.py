@@ -1,9 +1,10 @@
 """From tensors to a launch: what a call's metadata allows, planned once and then looked up.
 
 Everything that can be known without reading memory is decided once for each combination of shapes,
-strides, dtypes, devices and programs, and kept as a `Recipe` or a `Refusal`.
+strides, dtypes, devices, tiers and programs, and kept as a `Recipe` or a `Refusal`.
 """
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +18,25 @@ from pycutfuse._knobs import knobs
 from pycutfuse._loader import native
 from pycutfuse.ops import _gate, _workspace
 from pycutfuse.ops._frozen import order, raw_stream
+from pycutfuse.ops._layout import (
+    Operands,
+    View,
+    addresses,
+    copied,
+    copy_rows,
+    factor_view,
+    operands_of,
+    padded,
+)
 from pycutfuse.program import EMPTY, Encoded
+from pycutfuse.support import Problem, dtype_code, plane_count, precision_code
 
 if TYPE_CHECKING:
     from pycutfuse._C import Plan
 
+__all__ = ["addresses", "copied", "copy_rows", "dtype_code", "operands_of", "precision_code"]
+
 _F32 = torch.float32
-STATISTICS = 5  # addresses before save_mean and save_invstd in _C.run's batch_norm
 MAX_RECIPES = 4096  # about 2 KB each; a model with varying batch sizes may fill it
 
 
@@ -36,96 +49,74 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """How a kernel reads a tensor as an (M, N) matrix: strides in elements, after a copy or not."""
-
-    row_stride: int
-    col_stride: int
-    copy: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Recipe:
     """One planned launch, without its addresses."""
 
+    problem: Problem
     plan: "Plan"
     run: Any  # _C.run
     index: int
     device: torch.device
+    dtype: torch.dtype
     out_shape: tuple[int, ...]
     n: int
     workspace_bytes: int  # the plan's, rounded up, and moment_bytes
     moment_bytes: int
     x: View
-    weight_strides: tuple[int, int]
-    operands: "Operands"
-    after_operands: "Operands"
+    weight: View
+    aligned: bool  # whether x and weight must start at a multiple of 16 bytes
+    frozen: bool  # whether planes of the weight are used
+    operands: Operands
+    after_operands: Operands
+    norm_dtypes: tuple[int, int]  # of the batch norm's parameters, and of its statistics
 
 
-@dataclass(frozen=True, slots=True)
-class Operands:
-    """What _C.run takes of a program's operands, addresses left 0; which are copied before it."""
+def _check_tensors(
+    x: Tensor, weight: Tensor, operands: Sequence[Tensor], batch_norm: Sequence[Tensor | None]
+) -> str | None:
+    dtype = x.dtype
+    if dtype not in support.DTYPES or weight.dtype is not dtype:
+        return f"dtype {weight.dtype if dtype in support.DTYPES else dtype}".replace("torch.", "")
+    for tensor in (weight, *operands, *batch_norm):
+        if tensor is None or tensor.device == x.device:
+            continue
+        if tensor.is_cpu and tensor.dim() == 0:
+            return "a 0-dim operand on the CPU"
+        raise RuntimeError(
+            f"expected all tensors to be on the same device: x is on {x.device} but a tensor "
+            f"of shape {tuple(tensor.shape)} is on {tensor.device}; move one with .to(device)"
+        )
+    for tensor in batch_norm:
+        if tensor is not None and not tensor.is_contiguous():
+            return "batch-norm tensors that are not contiguous"
+    return _gate.why_operands(dtype, operands) or _gate.why_statistics(dtype, batch_norm)
 
-    flat: list[int]  # address, row stride, column stride of each
-    copies: tuple[int, ...]
 
+def _uses_planes(planes: Tensor | None, problem: Problem, device: torch.device) -> bool:
+    """Whether the frozen planes serve this tier. Raises RuntimeError if they are not the weight's.
 
-def collapse(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, int] | None:
-    """Strides of a (.., N) tensor as an (M, N) matrix, None if its leading dimensions do not merge.
-
-    Examples
-    --------
-    >>> collapse((4, 5, 6), (30, 6, 1))
-    (6, 1)
-    >>> collapse((4, 5, 6), (6, 24, 1)) is None
-    True
+    The first of two planes is the one plane of the tf32 tier.
     """
-    row_stride, rows = 0, 1
-    for size, step in zip(reversed(shape[:-1]), reversed(stride[:-1]), strict=True):
-        if size == 1:
-            continue
-        if rows == 1:
-            row_stride, rows = step, size
-        elif step == row_stride * rows:
-            rows *= size
-        else:
-            return None
-    return row_stride, stride[-1]
+    if planes is None:
+        return False
+    n, k = problem.n, problem.k
+    layout = native().binding.planes_layout
+    made = [count for count in (1, 2) if planes.numel() == layout(n, k, count)[1]]
+    if not made or planes.device != device or problem.dtype is not _F32:
+        raise RuntimeError(
+            f"frozen planes of {planes.numel()} bytes on {planes.device} do not belong to a weight "
+            f"of shape {(n, k)} on {device}: it changed after freeze; call pycutfuse.unfreeze"
+        )
+    return made[0] >= plane_count(problem.dtype, problem.tier)
 
 
-def view_of(tensor: Tensor, out_shape: Sequence[int]) -> View:
-    """How to read `tensor`, broadcast to `out_shape`, as a matrix."""
-    expanded = tensor.expand(tuple(out_shape))
-    strides = tuple(
-        0 if size == 1 else step
-        for size, step in zip(expanded.shape, expanded.stride(), strict=True)
-    )
-    merged = collapse(tuple(out_shape), strides)
-    if merged is None:
-        return View(out_shape[-1], 1, True)
-    return View(*merged, False)
-
-
-def _operands_of(operands: Sequence[Tensor], out_shape: Sequence[int]) -> Operands:
-    views = [view_of(operand, out_shape) for operand in operands]
-    flat = [number for view in views for number in (0, view.row_stride, view.col_stride)]
-    return Operands(flat, tuple(at for at, view in enumerate(views) if view.copy))
-
-
-def _check_tensors(x: Tensor, tensors: Sequence[Tensor | None]) -> str | None:
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if tensor.dtype is not _F32:
-            return f"dtype {tensor.dtype}".replace("torch.", "")
-        if tensor.device != x.device:
-            if tensor.is_cpu and tensor.dim() == 0:
-                return "a 0-dim operand on the CPU"
-            raise RuntimeError(
-                f"expected all tensors to be on the same device: x is on {x.device} but a tensor "
-                f"of shape {tuple(tensor.shape)} is on {tensor.device}; move one with .to(device)"
-            )
-    return None
+def _norm_dtypes(batch_norm: Sequence[Tensor | None]) -> tuple[int, int]:
+    """Of weight and bias, and of running_mean and running_var; `why_statistics` is None."""
+    found = []
+    for pair in (batch_norm[0:2], batch_norm[2:4]):
+        present = [dtype_code(tensor.dtype) for tensor in pair if tensor is not None]
+        found.append(present[0] if present else 0)
+    return found[0], found[1]
 
 
 def decide(
@@ -138,6 +129,7 @@ def decide(
     batch_norm: Sequence[Tensor | None],
     after: Encoded,
     after_operands: Sequence[Tensor],
+    tier: str,
 ) -> Recipe | Refusal:
     """Validate the call and plan it, without launching anything.
 
@@ -147,54 +139,51 @@ def decide(
         As torch, if the call is invalid.
     """
     _gate.check_linear(x, weight)
-    out_shape = (*x.shape[:-1], *weight.shape[:-1])
-    _gate.check_operands(out_shape, operands, "program")
-    _gate.check_operands(out_shape, after_operands, "program after the tail")
-    problem = _check_tensors(x, (x, weight, *operands, *after_operands, *batch_norm[:4]))
-    if problem is not None:
-        return Refusal(problem, True)
-    for tensor in batch_norm:
-        if tensor is not None and not (tensor.is_contiguous() and tensor.device == x.device):
-            return Refusal("batch-norm tensors that are elsewhere or not contiguous", True)
-    index = x.get_device()
-    problem = support.device_problem(index)
-    if problem is not None:
-        return Refusal(problem, True)
-    if weight.dim() != 2:
-        return Refusal(f"a weight of {weight.dim()} dimensions", True)
-    n, k = weight.shape
-    m = 1
-    for size in x.shape[:-1]:
-        m *= size
+    shape = (*x.shape[:-1], *weight.shape[:-1])
+    _gate.check_operands(shape, operands, "program")
+    _gate.check_operands(shape, after_operands, "program after the tail")
+    reason = _check_tensors(x, weight, (*operands, *after_operands), batch_norm)
+    index, dtype = x.get_device(), x.dtype
+    reason = reason or support.device_problem(index)
+    if reason is None and weight.dim() != 2:
+        reason = f"a weight of {weight.dim()} dimensions"
+    if reason is not None:
+        return Refusal(reason, True)
+    (n, k), m = weight.shape, math.prod(x.shape[:-1])
     if m == 0 or n == 0 or k == 0:
         return Refusal("an empty problem", False)
-    problem = support.why_not(m, n, k, program, tail, after, index)
-    if problem is not None:
-        return Refusal(problem, False)
-    if planes is not None and (
-        planes.device != x.device or planes.numel() != native().binding.planes_layout(n, k)[1]
-    ):
-        raise RuntimeError(
-            f"frozen planes of {planes.numel()} bytes on {planes.device} do not belong to a weight "
-            f"of shape {(n, k)} on {x.device}: it changed after freeze; call pycutfuse.unfreeze"
-        )
-    merged = collapse(x.shape, x.stride())
-    x_view = View(k, 1, True) if merged is None else View(*merged, False)
-    plan = _plan(m, n, k, program, tail, after, planes is not None, index)
+    views = factor_view(x), factor_view(weight)
+    narrow = dtype is not _F32
+    tier = "ieee" if narrow else tier
+    leading = (views[0].row_stride, views[1].row_stride) if narrow else (0, 0)
+    problem = Problem(m, n, k, program, tail, after, tier, dtype, False, *leading, index)
+    reason = support.why_not(problem)
+    if reason is not None:
+        return Refusal(reason, False)
+    frozen = _uses_planes(planes, problem, x.device)
+    problem = problem._replace(frozen=frozen)
+    reason = support.why_slower(problem)
+    if reason is not None:
+        return Refusal(reason, False)
+    plan = _plan(problem)
     moment_bytes = 8 * n if tail == "batch_norm_train" else 0
     return Recipe(
+        problem,
         plan,
         native().binding.run,
         index,
         x.device,
-        out_shape,
+        dtype,
+        shape[:-1] if tail == "logsumexp" else shape,
         n,
         -(-plan.workspace_bytes // 16) * 16 + moment_bytes,
         moment_bytes,
-        x_view,
-        (weight.stride(0), weight.stride(1)),
-        _operands_of(operands, out_shape),
-        _operands_of(after_operands, out_shape),
+        *views,
+        narrow,
+        frozen,
+        operands_of(operands, shape),
+        operands_of(after_operands, shape),
+        _norm_dtypes(batch_norm),
     )
 
 
@@ -204,13 +193,11 @@ _lock = threading.Lock()
 generation = object()  # another one after each clear_caches
 
 
-def _plan(
-    m: int, n: int, k: int, program: Encoded, tail: str, after: Encoded, frozen: bool, index: int
-) -> "Plan":
-    key = (m, n, k, program.key, tail, after.key, frozen, index, repr(knobs.policy))
+def _plan(problem: Problem) -> "Plan":
+    key = (*problem.key, repr(knobs.policy))
     plan = _plans.get(key)
     if plan is None:
-        plan = support.make_plan(m, n, k, program, tail, after, frozen, index, knobs.policy)
+        plan = support.make_plan(problem, knobs.policy)
         with _lock:
             if len(_plans) >= MAX_RECIPES:
                 _plans.clear()
@@ -249,23 +236,27 @@ def _facts(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _key(
-    tensors: Sequence[Tensor | None], program: Encoded, tail: str, after: Encoded
+    tensors: Sequence[Tensor | None], program: Encoded, tier: str, tail: str, after: Encoded
 ) -> tuple[Any, ...]:
     # Everything that a decision depends on, the tensors' classes and negation bits included, so
     # that a hit needs no further look at them.
     facts = [None if tensor is None else _facts(tensor) for tensor in tensors]
-    return tail, program.key, after.key, *facts
+    return tier, tail, program.key, after.key, *facts
 
 
 def cached(
-    tensors: Sequence[Tensor | None], program: Encoded, tail: str = "none", after: Encoded = EMPTY
+    tensors: Sequence[Tensor | None],
+    program: Encoded,
+    tier: str,
+    tail: str = "none",
+    after: Encoded = EMPTY,
 ) -> Recipe | None:
     """The recipe of a call like one that was planned before, None if there was none.
 
     `tensors` are x, weight, planes, the operands, the batch norm's and the operands after it.
     """
     try:
-        found = _recipes.get(_key(tensors, program, tail, after))
+        found = _recipes.get(_key(tensors, program, tier, tail, after))
     except (AttributeError, RuntimeError):  # no tensor, or a sparse one, which has no strides
         return None
     return found if isinstance(found, Recipe) else None
@@ -277,18 +268,20 @@ def lookup(
     planes: Tensor | None,
     program: Encoded,
     operands: Sequence[Tensor],
+    tier: str,
     tail: str = "none",
     batch_norm: Sequence[Tensor | None] = (),
     after: Encoded = EMPTY,
     after_operands: Sequence[Tensor] = (),
 ) -> Recipe | Refusal:
-    """`decide`, remembered by the call's metadata."""
+    """`decide` at `tier` ("ieee" or "tf32"), remembered by the call's metadata."""
     tensors = (x, weight, planes, *operands, *batch_norm, *after_operands)
-    key = _key(tensors, program, tail, after)
+    key = _key(tensors, program, tier, tail, after)
     found = _recipes.get(key)
     if found is not None:
         return found
-    made = decide(x, weight, planes, program, operands, tail, batch_norm, after, after_operands)
+    given = (program, operands, tail, batch_norm, after, after_operands, tier)
+    made = decide(x, weight, planes, *given)
     if _gate.is_plain(tensors):
         with _lock:
             if len(_recipes) >= MAX_RECIPES:
@@ -297,20 +290,31 @@ def lookup(
     return made
 
 
-_data_ptr = Tensor.data_ptr
+def _realigned(
+    recipe: Recipe, x: Tensor, weight: Tensor
+) -> tuple["Plan", Tensor, int, Tensor, int]:
+    """Plan, x and weight, each with its row stride, where a 16-bit one starts at an odd address."""
+    problem, step = recipe.problem, padded(recipe.problem.k)
+    if x.data_ptr() % 16:
+        x, problem = copy_rows(x, step), problem._replace(x_leading=step)
+    if weight.data_ptr() % 16:
+        weight, problem = copy_rows(weight, step), problem._replace(weight_leading=step)
+    return _plan(problem), x, problem.x_leading, weight, problem.weight_leading
 
 
-def _copied(layout: Operands, operands: Sequence[Tensor], recipe: Recipe) -> list[Tensor]:
-    copied = list(operands)
-    for at in layout.copies:
-        copied[at] = copied[at].expand(recipe.out_shape).contiguous()
-    return copied
-
-
-def _addresses(layout: Operands, operands: Sequence[Tensor]) -> list[int]:
-    flat = layout.flat.copy()
-    flat[::3] = map(_data_ptr, operands)
-    return flat
+def _norm_numbers(
+    recipe: Recipe, batch_norm: Sequence[Tensor | None], save: Tensor | None, workspace_at: int
+) -> list[int]:
+    numbers = [0 if tensor is None else tensor.data_ptr() for tensor in batch_norm]
+    numbers += recipe.norm_dtypes
+    if not recipe.moment_bytes:
+        numbers += (0, 0)
+    else:
+        # Where nobody asked for the batch's mean and 1 / std, they go to the workspace's end.
+        mean = workspace_at + recipe.workspace_bytes - recipe.moment_bytes
+        mean = mean if save is None else save.data_ptr()
+        numbers += (mean, mean + 4 * recipe.n)
+    return numbers
 
 
 def launch(
@@ -320,53 +324,62 @@ def launch(
     planes: Tensor | None,
     words: Tensor | None,
     operands: Sequence[Tensor],
-    batch_norm: list[int] | None = None,
+    batch_norm: Sequence[Tensor | None] | None = None,
     momentum: float = 0.0,
     eps: float = 0.0,
     after_operands: Sequence[Tensor] = (),
+    save: Tensor | None = None,
 ) -> Tensor:
     """Launch on the current stream: two allocations, nothing that synchronises.
 
-    `batch_norm` holds the addresses that _C.run takes, or only those of the statistics.
+    `batch_norm` holds weight, bias, running_mean, running_var and num_batches_tracked; `save`
+    (2, N) receives mean and 1 / std of the batch.
     """
     stream = raw_stream(recipe.index)
+    plan, x_view, weight_view = recipe.plan, recipe.x, recipe.weight
+    x_stride, weight_stride = x_view.row_stride, weight_view.row_stride
     # Copies are kept by the names they replace until the launch is queued.
-    if recipe.x.copy:
-        x = x.contiguous()
+    if x_view.copy:
+        x = copy_rows(x, x_stride)
+    if weight_view.copy:
+        weight = copy_rows(weight, weight_stride)
+    x_at, weight_at = x.data_ptr(), weight.data_ptr()
+    if recipe.aligned and (x_at | weight_at) & 15:
+        plan, x, x_stride, weight, weight_stride = _realigned(recipe, x, weight)
+        x_at, weight_at = x.data_ptr(), weight.data_ptr()
     if recipe.operands.copies:
-        operands = _copied(recipe.operands, operands, recipe)
+        operands = copied(recipe.operands, operands)
     if recipe.after_operands.copies:
-        after_operands = _copied(recipe.after_operands, after_operands, recipe)
+        after_operands = copied(recipe.after_operands, after_operands)
     # Sizes one by one: torch takes half as long again to read a tuple of them.
-    out = knobs.empty(*recipe.out_shape, dtype=_F32, device=recipe.device)
-    workspace_at, owner = _workspace.allocate(
-        recipe.workspace_bytes, recipe.index, recipe.device, stream
-    )
-    if batch_norm is not None and len(batch_norm) == STATISTICS:
-        # Nobody asked for the batch's mean and 1 / std: they go to the end of the workspace.
-        mean = workspace_at + recipe.workspace_bytes - recipe.moment_bytes
-        batch_norm += (mean, mean + 4 * recipe.n) if recipe.moment_bytes else (0, 0)
+    out = knobs.empty(*(recipe.out_shape or (1,)), dtype=recipe.dtype, device=recipe.device)
+    if not recipe.out_shape:
+        out.squeeze_(0)
+    workspace_at, owner = 0, None
+    if recipe.workspace_bytes:
+        workspace_at, owner = _workspace.allocate(
+            recipe.workspace_bytes, recipe.index, recipe.device, stream
+        )
     planes_at = words_at = 0
-    if planes is not None and words is not None:
+    if recipe.frozen and planes is not None and words is not None:
         planes_at, words_at = planes.data_ptr(), words.data_ptr()
         order(planes, words, recipe.index, stream)
-    weight_strides = recipe.weight_strides
     try:
         recipe.run(
-            recipe.plan,
-            x.data_ptr(),
-            recipe.x.row_stride,
-            recipe.x.col_stride,
-            weight.data_ptr(),
-            weight_strides[0],
-            weight_strides[1],
+            plan,
+            x_at,
+            x_stride,
+            x_view.col_stride,
+            weight_at,
+            weight_stride,
+            weight_view.col_stride,
             planes_at,
             words_at,
-            _addresses(recipe.operands, operands) if operands else (),
-            _addresses(recipe.after_operands, after_operands) if after_operands else (),
+            addresses(recipe.operands, operands) if operands else (),
+            addresses(recipe.after_operands, after_operands) if after_operands else (),
             out.data_ptr(),
             recipe.n,
-            batch_norm,
+            None if batch_norm is None else _norm_numbers(recipe, batch_norm, save, workspace_at),
             momentum,
             eps,
             workspace_at,
@@ -374,6 +387,6 @@ def launch(
             stream,
         )
     finally:
-        if owner is None:
+        if workspace_at and owner is None:
             _workspace.release(workspace_at)
     return out

@@ -15,6 +15,7 @@ from pycutfuse.program import Encoded, Program, encode, operands_of
 from pycutfuse.reference import apply_program
 
 NAME = "linear"
+HAND_OVER = 'precision="torch"'
 
 
 def forward_by_torch(
@@ -28,7 +29,12 @@ def forward_by_torch(
     _gate.check_dtypes(x, weight)
     _gate.check_linear(x, weight)
     _gate.check_operands((*x.shape[:-1], *weight.shape[:-1]), operands, "program")
-    if precision == "ieee" and x.is_cuda and config.torch_tier() != "ieee":
+    if (
+        precision == "ieee"
+        and x.dtype is torch.float32
+        and x.is_cuda
+        and config.torch_tier() != "ieee"
+    ):
         value = torch_linear(x, weight, None, precision)
         return apply_program(value, codes, constants, operands).contiguous()
     return reference.linear(x, weight, codes, constants, operands).contiguous()
@@ -59,22 +65,15 @@ def _forward_cuda(
     precision: str,
 ) -> Tensor:
     tier = config.resolve_tier(precision)
-    if tier == "ieee":
+    if tier != "torch":
         program = Encoded(tuple(codes), tuple(constants))
-        found = _launch.lookup(x, weight, planes, program, operands)
+        found = _launch.lookup(x, weight, planes, program, operands, tier)
         if isinstance(found, _launch.Recipe):
             return _launch.launch(found, x, weight, planes, words, operands)
         _launch.report(NAME, found)
     else:
-        config.count_handover(NAME, tier_reason(tier))
+        config.count_handover(NAME, HAND_OVER)
     return forward_by_torch(x, weight, codes, constants, operands, precision)
-
-
-def tier_reason(tier: str) -> str:
-    """Why torch runs a call of that tier."""
-    if tier == "torch":
-        return 'precision="torch"'
-    return "the tf32 tier has no kernel of its own yet"
 
 
 def _forward_fake(
@@ -90,7 +89,7 @@ def _forward_fake(
     _gate.check_linear(x, weight)
     out_shape = (*x.shape[:-1], *weight.shape[:-1])
     _gate.check_operands(out_shape, operands, "program")
-    return x.new_empty(out_shape)
+    return x.new_empty(out_shape, dtype=_vjp.promoted(x.dtype, operands))
 
 
 def _backward(
@@ -106,10 +105,11 @@ def _backward(
     with _vjp.without_autocast(x):
         value = None
         if reference.reads_value(codes, needs[2:]):
-            value = contract(x.reshape(-1, x.shape[-1]), weight, precision).reshape(grad.shape)
+            value = contract(_vjp.as_rows(x), weight, precision).reshape(grad.shape)
         of_value, of_operands = reference.program_vjp(
             codes, constants, operands, value, grad, needs[2:]
         )
+        of_value = of_value.to(x.dtype)
         of_x, of_weight = _vjp.linear_vjp(x, weight, of_value, needs[0], needs[1], precision)
         return _vjp.own_memory((of_x, of_weight, *of_operands), (grad, x, weight, *operands))
 
@@ -198,9 +198,12 @@ def run(
 ) -> Tensor:
     """Run the operator, or the plain chain where the operator cannot answer."""
     codes, constants = program.codes, program.constants
-    if _gate.is_plain_eager() and config.resolve_tier(precision) == "ieee":
-        find = _launch.cached if memo is None else memo.find
-        recipe = find((x, weight, planes, *operands), program)
+    if _gate.is_plain_eager():
+        tier = config.resolve_tier(precision)
+        recipe = None
+        if tier != "torch":
+            find = _launch.cached if memo is None else memo.find
+            recipe = find((x, weight, planes, *operands), program, tier)
         if recipe is not None:
             if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
                 head = (x, weight, planes, words, codes, constants, precision, recipe)
@@ -209,12 +212,17 @@ def run(
             return _launch.launch(recipe, x, weight, planes, words, operands)
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
+    if _gate.autocasts(x):
+        reason = _gate.why_not_autocast(program)
+        if reason is not None:
+            return _by_chain(x, weight, program, operands, reason)
+        x, weight, operands = _gate.autocast(x, weight, program, operands)
+        with torch.autocast("cuda", enabled=False):
+            return run(x, weight, None, None, program, operands, precision, memo)
+    _gate.check_bias(weight, program, operands)
     reason = _gate.why_reference(x, weight, operands)
     if reason is not None:
-        _gate.check_dtypes(x, weight)
-        _gate.check_linear(x, weight)
-        config.report_fallback(NAME, reason)
-        return reference.linear(x, weight, codes, constants, operands)
+        return _by_chain(x, weight, program, operands, reason)
     out: Tensor
     if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
         function: Any = LinearFunction
@@ -223,6 +231,17 @@ def run(
     else:
         out = _forward_op(x, weight, planes, words, codes, constants, operands, precision)
     return out
+
+
+def _by_chain(
+    x: Tensor, weight: Tensor, program: Encoded, operands: Sequence[Tensor], reason: str
+) -> Tensor:
+    _gate.check_dtypes(x, weight)
+    _gate.check_linear(x, weight)
+    _gate.check_operands((*x.shape[:-1], *weight.shape[:-1]), operands, "program")
+    config.report_fallback(NAME, reason)
+    codes, constants, biased = program.codes, program.constants, program.biased
+    return reference.linear(x, weight, codes, constants, operands, biased)
 
 
 def linear(
@@ -248,12 +267,15 @@ def linear(
         not grow it.
     precision : {"ieee", "tf32", "torch"}, optional
         Tier of this call; by default that of `pycutfuse.precision`, else what torch's flags allow.
+        16-bit tensors have one tier, and ``"torch"``.
 
     Returns
     -------
     Tensor
-        ``(*, out_features)``, contiguous. float32 CUDA tensors run fused; for all others the plain
-        torch chain runs, with torch's own result dtype.
+        ``(*, out_features)``, contiguous. CUDA tensors of float32, float16 and bfloat16 run fused,
+        steps in float32 and the result rounded once. For all others, and where torch promotes the
+        result of a 16-bit x (an operand of another dtype and at least 1 dimension), the plain torch
+        chain runs, with torch's own result dtype. Autocast of CUDA casts x, weight and bias.
 
     Raises
     ------
@@ -266,8 +288,9 @@ def linear(
 
     Notes
     -----
-    At the ``ieee`` tier an element 2^40 times smaller than the largest of its row of x or weight
-    contributes nothing. Gradients are once differentiable on the fused path.
+    In float32 an element 2^40 times smaller than the largest of its row of x or weight contributes
+    nothing. 16-bit x or weight whose rows do not lie on 16-byte boundaries, or whose K is not
+    contiguous, is copied first. Gradients are once differentiable on the fused path.
 
     Examples
     --------
@@ -291,10 +314,10 @@ def prepare(
     """Arguments of `run` for a call of `linear`."""
     config.check_precision(precision)
     check_call(x, weight, bias)
+    program = encode(epilogue, bias=bias is not None)
     operands = operands_of(epilogue)
     if bias is not None:
         operands = [bias, *operands]
-    program = encode(epilogue, bias=bias is not None)
     tier = precision or config.current_precision()
     return x, weight, None, None, program, operands, tier
 

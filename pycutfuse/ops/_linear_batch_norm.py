@@ -1,6 +1,7 @@
 """Linear, program, batch norm, program: the autograd function and the functional API."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pycutfuse import config, reference
-from pycutfuse.ops import _gate, _vjp
+from pycutfuse.ops import _gate, _launch, _vjp
 from pycutfuse.ops import _linear_batch_norm_raw as raw
 from pycutfuse.ops._launch import Recipe
 from pycutfuse.ops._linear import check_call
@@ -17,6 +18,45 @@ from pycutfuse.ops._memo import Memo
 from pycutfuse.program import Encoded, Program, encode, operands_of
 
 _once: Callable[[Any], Any] = once_differentiable  # untyped
+
+
+def _remember(ctx: Any, call: Call, save: Tensor, operands: Sequence[Tensor]) -> None:
+    if not call.training:
+        # A copy: a later forward in training changes the running statistics in place.
+        mean, var = call.running_mean, call.running_var
+        assert mean is not None
+        assert var is not None
+        save = torch.stack((mean, var)).to(save.dtype)
+    ctx.save_for_backward(call.x, call.weight, call.bn_weight, call.bn_bias, save, *operands)
+    program, after = call.program, call.after
+    programs = (program.codes, program.constants), (after.codes, after.constants)
+    ctx.settings = (call.training, call.eps, *programs, len(call.operands), call.precision)
+
+
+def _gradients(ctx: Any, grad: Tensor, needs: list[bool]) -> list[Tensor | None]:
+    """Of x, weight, bn_weight, bn_bias and the operands."""
+    x, weight, bn_weight, bn_bias, save, *operands = ctx.saved_tensors
+    training, eps, program, after, count, precision = ctx.settings
+    if not training:
+        mean, var = save.unbind(0)
+        save = torch.stack((mean, torch.rsqrt(var + eps)))
+    grads = raw.backward(
+        grad,
+        x,
+        weight,
+        *program,
+        operands[:count],
+        bn_weight,
+        bn_bias,
+        save,
+        training,
+        eps,
+        *after,
+        operands[count:],
+        precision,
+        needs,
+    )
+    return _vjp.restore(grads, needs)
 
 
 class LinearBatchNormFunction(torch.autograd.Function):
@@ -41,105 +81,130 @@ class LinearBatchNormFunction(torch.autograd.Function):
         after: tuple[tuple[int, ...], tuple[float, ...]],
         operand_count: int,
         precision: str,
-        planned: tuple[Recipe, Call] | None,
         *operands: Tensor,
     ) -> Tensor:
-        if planned is None:
-            call = Call(
-                x,
-                weight,
-                planes,
-                words,
-                Encoded(*program),
-                operands[:operand_count],
-                bn_weight,
-                bn_bias,
-                running_mean,
-                running_var,
-                num_batches_tracked,
-                training,
-                momentum,
-                eps,
-                Encoded(*after),
-                operands[operand_count:],
-                precision,
-            )
-            out, save = raw.forward(*call.flat())
-        else:
-            recipe, call = planned
-            save = raw.new_save(recipe, training)
-            out = raw.launch(recipe, call, save)
-        if running_mean is not None and running_var is not None and not training:
-            # A copy: a later forward in training changes the running statistics in place.
-            save = torch.stack((running_mean, running_var))
-        ctx.save_for_backward(x, weight, bn_weight, bn_bias, save, *operands)
-        ctx.settings = (training, eps, program, after, operand_count, precision)
+        call = Call(
+            x,
+            weight,
+            planes,
+            words,
+            Encoded(*program),
+            operands[:operand_count],
+            bn_weight,
+            bn_bias,
+            running_mean,
+            running_var,
+            num_batches_tracked,
+            training,
+            momentum,
+            eps,
+            Encoded(*after),
+            operands[operand_count:],
+            precision,
+        )
+        out, save = raw.forward(*call.flat())
+        _remember(ctx, call, save, operands)
         result: Tensor = out
         return result
 
     @staticmethod
     @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bn_weight, bn_bias, save, *operands = ctx.saved_tensors
-        training, eps, program, after, count, precision = ctx.settings
-        if not training:
-            mean, var = save.unbind(0)
-            save = torch.stack((mean, torch.rsqrt(var + eps)))
         asked = ctx.needs_input_grad
-        needs = [asked[0], asked[1], asked[4], asked[5], *asked[17:]]
-        grads = raw.backward(
-            grad,
-            x,
-            weight,
-            *program,
-            operands[:count],
-            bn_weight,
-            bn_bias,
-            save,
-            training,
-            eps,
-            *after,
-            operands[count:],
-            precision,
-            needs,
-        )
-        of_x, of_weight, of_bn_weight, of_bn_bias, *rest = _vjp.restore(grads, needs)
-        return of_x, of_weight, None, None, of_bn_weight, of_bn_bias, *([None] * 11), *rest
+        needs = [asked[0], asked[1], asked[4], asked[5], *asked[16:]]
+        found = _gradients(ctx, grad, needs)
+        return *found[:2], None, None, *found[2:4], *([None] * 10), *found[4:]
 
 
-_apply = _gate.plain_apply(LinearBatchNormFunction)
+class PlannedFunction(torch.autograd.Function):
+    """As `LinearBatchNormFunction` for a planned call: what differentiates nothing stays in it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        recipe: Recipe,
+        call: Call,
+        x: Tensor,
+        weight: Tensor,
+        bn_weight: Tensor | None,
+        bn_bias: Tensor | None,
+        *operands: Tensor,
+    ) -> Tensor:
+        save = raw.new_save(recipe, call.training)
+        out = raw.launch(recipe, call, save)
+        _remember(ctx, call, save, operands)
+        return out
+
+    @staticmethod
+    @_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *_gradients(ctx, grad, list(ctx.needs_input_grad[2:]))
+
+
+_apply = _gate.plain_apply(PlannedFunction)
+
+
+def remembered(call: Call, memo: Memo) -> Recipe | None:
+    """The recipe of a call like the last one of its module: then it is valid as that one was."""
+    if not _gate.is_plain_eager():
+        return None
+    tier = config.resolve_tier(call.precision)
+    return None if tier == "torch" else raw.find(memo.hit, call, tier)
+
+
+def start(recipe: Recipe, call: Call) -> Tensor:
+    """Launch a planned call, recorded where a gradient will be asked for."""
+    if not torch.is_grad_enabled() or not _needs_grad(call):
+        return raw.launch(recipe, call, None)
+    head = (recipe, call, call.x, call.weight, call.bn_weight, call.bn_bias)
+    recorded: Tensor = _apply(*head, *call.operands, *call.after_operands)
+    return recorded
+
+
+def _needs_grad(call: Call) -> bool:
+    return _gate.any_requires_grad(call.x, call.weight, call.differentiable)
 
 
 def run(call: Call, memo: Memo | None = None) -> Tensor:
     """Run the operator, or the plain chain where the operator cannot answer."""
-    recipe = None
-    if _gate.is_plain_eager() and config.resolve_tier(call.precision) == "ieee":
-        recipe = raw.cached(call, memo)
-    if recipe is None:
-        reason = _gate.why_reference(call.x, call.weight, call.differentiable)
-        if reason is not None:
-            return _by_chain(call, reason)
-    if torch.is_grad_enabled() and _gate.any_requires_grad(
-        call.x, call.weight, call.differentiable
-    ):
+    if _gate.is_plain_eager():
+        tier = config.resolve_tier(call.precision)
+        find = _launch.cached if memo is None else memo.find
+        recipe = None if tier == "torch" else raw.find(find, call, tier)
+        if recipe is not None:
+            return start(recipe, call)
+    if _gate.autocasts(call.x):
+        return _under_autocast(call, memo)
+    check_eps(call.eps)
+    _gate.check_bias(call.weight, call.program, call.operands)
+    reason = raw.why_reference(call)
+    if reason is not None:
+        return _by_chain(call, reason)
+    if torch.is_grad_enabled() and _needs_grad(call):
         function: Any = LinearBatchNormFunction
-        apply = function.apply if recipe is None else _apply
-        recorded: Tensor = apply(
+        recorded: Tensor = function.apply(
             *call[:4],
             *call[6:14],
             (call.program.codes, call.program.constants),
             (call.after.codes, call.after.constants),
             len(call.operands),
             call.precision,
-            None if recipe is None else (recipe, call),
             *call.operands,
             *call.after_operands,
         )
         return recorded
-    if recipe is not None:
-        return raw.launch(recipe, call, None)
     out: Tensor = raw.forward(*call.flat())[0]
     return out
+
+
+def _under_autocast(call: Call, memo: Memo | None) -> Tensor:
+    reason = _gate.why_not_autocast(call.program, call.after)
+    if reason is not None:
+        return _by_chain(call, reason)
+    x, weight, operands = _gate.autocast(call.x, call.weight, call.program, call.operands)
+    cast = call._replace(x=x, weight=weight, planes=None, words=None, operands=operands)
+    with torch.autocast("cuda", enabled=False):
+        return run(cast, memo)
 
 
 def _by_chain(call: Call, reason: str) -> Tensor:
@@ -160,6 +225,7 @@ def _by_chain(call: Call, reason: str) -> Tensor:
         after.codes,
         after.constants,
         call.after_operands,
+        program.biased,
     )
 
 
@@ -197,7 +263,8 @@ def linear_batch_norm(
     epilogue, after : sequence of Step
         Programs before and after the normalisation, at most 16 steps each.
     running_mean, running_var : Tensor, optional
-        ``(out_features,)``; updated in place in training (var unbiased), read in evaluation.
+        ``(out_features,)``; updated in place in training (var unbiased), read in evaluation. Of
+        x's dtype or float32, as `bn_weight` and `bn_bias`.
     num_batches_tracked : Tensor, optional
         int64, 0-dim; counted in training.
     bn_weight, bn_bias : Tensor, optional
@@ -214,7 +281,8 @@ def linear_batch_norm(
     Returns
     -------
     Tensor
-        ``(N, out_features)``.
+        ``(N, out_features)``, of the dtype that torch's chain has; which dtypes run fused, and what
+        autocast casts, is as in `linear`.
 
     Raises
     ------
@@ -223,7 +291,7 @@ def linear_batch_norm(
     RuntimeError
         If shapes or dtypes do not fit, or running statistics are missing in evaluation.
     TypeError
-        If an argument is no tensor, or a step no `Step`.
+        If an argument is no tensor, a step no `Step`, or eps no number.
 
     Examples
     --------
@@ -273,6 +341,7 @@ def prepare(
     """Arguments of the raw operator for a call of `linear_batch_norm`."""
     config.check_precision(precision)
     check_call(x, weight, bias)
+    program, outer = encode(epilogue, bias=bias is not None), encode(after)
     operands = operands_of(epilogue)
     if bias is not None:
         operands = [bias, *operands]
@@ -281,7 +350,7 @@ def prepare(
         weight,
         None,
         None,
-        encode(epilogue, bias=bias is not None),
+        program,
         operands,
         bn_weight,
         bn_bias,
@@ -291,10 +360,16 @@ def prepare(
         training,
         encode_momentum(momentum, num_batches_tracked),
         eps,
-        encode(after),
+        outer,
         operands_of(after),
         precision or config.current_precision(),
     )
+
+
+def check_eps(eps: float) -> None:
+    """Raise TypeError, as torch, unless `eps` is a number."""
+    if not isinstance(eps, (float, int, Real, Tensor)):
+        raise TypeError(f"batch_norm(): eps is a {type(eps).__name__}; it must be a real number")
 
 
 def encode_momentum(momentum: float | None, num_batches_tracked: Tensor | None) -> float:

@@ -1,6 +1,6 @@
 """The raw operators behind `linear_batch_norm`: schemas, kernels, fake kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from pycutfuse import _library, config, reference
 from pycutfuse.ops import _gate, _launch, _linear_batch_norm_vjp, _vjp
-from pycutfuse.ops._linear import forward_by_torch, tier_reason
-from pycutfuse.ops._memo import Memo
+from pycutfuse.ops._linear import HAND_OVER, forward_by_torch
 from pycutfuse.program import Encoded
 
 NAME = "linear_batch_norm"
@@ -70,6 +69,17 @@ def check(call: Call) -> tuple[int, int]:
     return out_shape
 
 
+def why_reference(call: Call) -> str | None:
+    """As `_gate.why_reference`."""
+    operands = (*call.operands, *call.after_operands)
+    return _gate.why_reference(call.x, call.weight, operands, call.statistics)
+
+
+def _moments(dtype: torch.dtype) -> torch.dtype:
+    """In which mean and 1 / std of values of `dtype` are saved."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _by_torch(call: Call) -> tuple[Tensor, Tensor]:
     check(call)
     training, program, after = call.training, call.program, call.after
@@ -77,7 +87,7 @@ def _by_torch(call: Call) -> tuple[Tensor, Tensor]:
         call.x, call.weight, program.codes, program.constants, call.operands, call.precision
     )
     factor = reference.update_factor(call.num_batches_tracked, call.momentum, training)
-    save = z.new_zeros((2, z.shape[1] if training else 0))
+    save = z.new_zeros((2, z.shape[1] if training else 0), dtype=_moments(z.dtype))
     if z.numel() == 0:
         y = z.clone()
     else:
@@ -98,22 +108,22 @@ def _tail(training: bool) -> str:
     return "batch_norm_train" if training else "batch_norm_eval"
 
 
-def lookup(call: Call) -> _launch.Recipe | _launch.Refusal:
+def lookup(call: Call, tier: str) -> _launch.Recipe | _launch.Refusal:
     """The planned launch of `call`, or why there is none. Raises, as torch, if it is invalid."""
-    found = cached(call)
+    found = find(_launch.cached, call, tier)
     if found is not None:
         return found
     check(call)
     tail = _tail(call.training)
     head = (*call[:3], call.program, call.operands)
-    return _launch.lookup(*head, tail, call.statistics, call.after, call.after_operands)
+    return _launch.lookup(*head, tier, tail, call.statistics, call.after, call.after_operands)
 
 
-def cached(call: Call, memo: Memo | None = None) -> _launch.Recipe | None:
-    """The recipe of a call like one that was planned before; see `_launch.cached`."""
-    tensors = (*call[:3], *call.operands, *call[6:11], *call.after_operands)
-    find = _launch.cached if memo is None else memo.find
-    return find(tensors, call.program, _tail(call.training), call.after)
+def find(by: Callable[..., _launch.Recipe | None], call: Call, tier: str) -> _launch.Recipe | None:
+    """The recipe of a call like one before it: `by` is `_launch.cached` or a method of a memo."""
+    x, weight, planes, _, program, operands, *norm = call[:11]
+    tensors = (x, weight, planes, *operands, *norm, *call[15])
+    return by(tensors, program, tier, _tail(call[11]), call[14])
 
 
 def launch(recipe: _launch.Recipe, call: Call, save: Tensor | None) -> Tensor:
@@ -122,41 +132,37 @@ def launch(recipe: _launch.Recipe, call: Call, save: Tensor | None) -> Tensor:
     `save` (2, N) receives mean and 1 / std of the batch; None if nobody asks for them: then they
     go to the workspace.
     """
-    training = call.training
-    pointers = [0 if tensor is None else tensor.data_ptr() for tensor in call[6:11]]
-    if save is not None and training:
-        mean = save.data_ptr()
-        pointers += (mean, mean + 4 * recipe.n)
-    return _launch.launch(
-        recipe, *call[:4], call.operands, pointers, call.momentum, call.eps, call.after_operands
-    )
+    head = (recipe, *call[:4], call.operands, call[6:11], call.momentum, call.eps)
+    return _launch.launch(*head, call.after_operands, save)
 
 
 def new_save(recipe: _launch.Recipe, training: bool) -> Tensor:
     """Memory for `launch`'s save; empty in evaluation."""
     features = recipe.n if training else 0
-    return torch.empty((2, features), dtype=torch.float32, device=recipe.device)
+    return torch.empty(2, features, dtype=torch.float32, device=recipe.device)
 
 
 def _forward_cuda(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = of_flat(arguments)
     tier = config.resolve_tier(call.precision)
-    if tier == "ieee":
-        found = lookup(call)
+    if tier != "torch":
+        found = lookup(call, tier)
         if isinstance(found, _launch.Recipe):
             save = new_save(found, call.training)
             return launch(found, call, save), save
         _launch.report(NAME, found)
     else:
-        config.count_handover(NAME, tier_reason(tier))
+        config.count_handover(NAME, HAND_OVER)
     return _by_torch(call)
 
 
 def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = of_flat(arguments)
     out_shape = check(call)
-    x = call.x
-    return x.new_empty(out_shape), x.new_empty((2, out_shape[1] if call.training else 0))
+    x, inner = call.x, _vjp.promoted(call.x.dtype, call.operands)
+    out = x.new_empty(out_shape, dtype=_vjp.promoted(inner, call.after_operands))
+    saved = (2, out_shape[1] if call.training else 0)
+    return out, x.new_empty(saved, dtype=_moments(inner))
 
 
 def _backward_fake(

@@ -34,6 +34,8 @@ def backward(
     normalised with, and the running statistics are not touched.
     """
     inner, outer = needs[4 : 4 + len(operands)], needs[4 + len(operands) :]
+    # By the layout torch picks its kernel, and they round apart: a compiled backward gets it so.
+    grad = grad.contiguous()
     with _vjp.without_autocast(x):
         value = contract(x, weight, precision)
         z = reference.apply_program(value, codes, constants, operands)
@@ -41,7 +43,7 @@ def backward(
         if reference.reads_value(after_codes, outer):
             mean, invstd = save.unbind(0)
             y = (z - mean) * (invstd if bn_weight is None else invstd * bn_weight)
-            y = y if bn_bias is None else y + bn_bias
+            y = (y if bn_bias is None else y + bn_bias).to(z.dtype)
         of_y, of_after = reference.program_vjp(
             after_codes, after_constants, after_operands, y, grad, outer
         )
@@ -51,10 +53,18 @@ def backward(
         of_value, of_operands = reference.program_vjp(
             codes, constants, operands, value, of_z, inner
         )
+        of_value = of_value.to(x.dtype)
         of_x, of_weight = _vjp.linear_vjp(x, weight, of_value, needs[0], needs[1], precision)
         inputs = [t for t in (grad, x, weight, bn_weight, bn_bias, save) if t is not None]
         return _vjp.own_memory(
-            (of_x, of_weight, of_bn_weight, of_bn_bias, *of_operands, *of_after),
+            (
+                of_x,
+                of_weight,
+                _as(of_bn_weight, bn_weight),
+                _as(of_bn_bias, bn_bias),
+                *of_operands,
+                *of_after,
+            ),
             (*inputs, *operands, *after_operands),
         )
 
@@ -72,11 +82,18 @@ def _batch_norm_vjp(
     found: tuple[Tensor, Tensor, Tensor]
     if training and z.numel() > 0:
         aten: Any = torch.ops.aten
+        given = [grad, z, bn_weight]
+        if not z.is_cuda:  # whose kernel wants all of them and the saved ones in one dtype
+            given = [None if one is None else one.to(save.dtype) for one in given]
         numbers = (None, None, mean, invstd, True, eps, (True, *needs))
-        found = aten.native_batch_norm_backward(grad, z, bn_weight, *numbers)
+        found = aten.native_batch_norm_backward(*given, *numbers)
     else:
         # The statistics are constants; without rows nothing depends on them either.
         of_z = grad * (invstd if bn_weight is None else invstd * bn_weight)
         found = (of_z, (grad * (z - mean) * invstd).sum(0), grad.sum(0))
     of_z, of_weight, of_bias = found
-    return of_z, of_weight if needs[0] else None, of_bias if needs[1] else None
+    return of_z.to(z.dtype), of_weight if needs[0] else None, of_bias if needs[1] else None
+
+
+def _as(grad: Tensor | None, like: Tensor | None) -> Tensor | None:
+    return grad if grad is None or like is None else grad.to(like.dtype)

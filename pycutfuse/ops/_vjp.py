@@ -1,5 +1,6 @@
 """Vector-Jacobian products of the reference chain, from saved inputs."""
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -17,17 +18,40 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+def as_rows(tensor: Tensor) -> Tensor:
+    """(.., K) as (M, K), with nothing to infer: K may be 0."""
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+def promoted(dtype: torch.dtype, operands: Sequence[Tensor]) -> torch.dtype:
+    """Dtype of a program's result, as torch promotes."""
+    for operand in operands:
+        value = torch.empty(1, dtype=dtype, device="meta")
+        dtype = torch.result_type(value, operand)
+    return dtype
+
+
 def linear_vjp(
     x: Tensor, weight: Tensor, grad: Tensor, needs_x: bool, needs_weight: bool, precision: str
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of x (.., K) and weight (N, K) given that of x @ weight.T."""
-    rows = grad.reshape(-1, weight.shape[0])
+    rows = as_rows(grad)
     of_x = of_weight = None
     if needs_x:
         of_x = contract(rows, weight.t(), precision).reshape(x.shape)
     if needs_weight:
-        of_weight = contract(rows.t(), x.reshape(-1, x.shape[-1]).t(), precision)
+        of_weight = contract(rows.t(), as_rows(x).t(), precision)
     return of_x, of_weight
+
+
+def logsumexp_vjp(grad: Tensor, lse: Tensor, logits: Tensor) -> Tensor:
+    """Gradient of logits (.., N) given that of their logsumexp (..): grad * softmax, in float32.
+
+    As torch's own: 0 beside an infinite logit, NaN at it and where lse is -inf.
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    factors = (logits.to(wide) - lse.unsqueeze(-1)).exp_()
+    return factors.mul_(grad.unsqueeze(-1)).to(logits.dtype)
 
 
 def own_memory(grads: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor]:

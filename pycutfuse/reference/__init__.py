@@ -2,6 +2,8 @@
 
 from pycutfuse.reference.linear import linear
 from pycutfuse.reference.linear_batch_norm import batch_norm, linear_batch_norm, update_factor
+from pycutfuse.reference.linear_logsumexp import linear_linear_logsumexp, linear_logsumexp
+from pycutfuse.reference.logsumexp import logsumexp
 from pycutfuse.reference.program import apply_program
 from pycutfuse.reference.program_vjp import program_vjp, reads_value
 
@@ -10,6 +12,9 @@ __all__ = [
     "batch_norm",
     "linear",
     "linear_batch_norm",
+    "linear_linear_logsumexp",
+    "linear_logsumexp",
+    "logsumexp",
     "program_vjp",
     "reads_value",
     "update_factor",

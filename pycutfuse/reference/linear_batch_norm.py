@@ -50,8 +50,9 @@ def linear_batch_norm(
     after_codes: Sequence[int],
     after_constants: Sequence[float],
     after_operands: Sequence[Tensor],
+    biased: bool | None = None,
 ) -> Tensor:
     """after(batch_norm(program(x @ weight.T)))."""
-    z = linear(x, weight, codes, constants, operands)
+    z = linear(x, weight, codes, constants, operands, biased)
     y = batch_norm(z, statistics, training, momentum, eps)
     return apply_program(y, after_codes, after_constants, after_operands)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pycutfuse.program import OPS
+from pycutfuse.program import NAMES
 
 # v: the value, o: the operand (a Tensor) or the first constant (a float), b: the second constant.
 FUNCTIONS: dict[str, Callable[[Tensor, Any, float], Tensor]] = {
@@ -27,9 +27,10 @@ FUNCTIONS: dict[str, Callable[[Tensor, Any, float], Tensor]] = {
     "mish": lambda v, o, b: F.mish(v),
     "hardswish": lambda v, o, b: F.hardswish(v),
     "clamp": lambda v, o, b: torch.clamp(v, o, b),
+    "hardtanh": lambda v, o, b: F.hardtanh(v, o, b),
     "softplus": lambda v, o, b: F.softplus(v, o, b),
 }
-_BY_CODE = [FUNCTIONS[name] for name in OPS]
+_BY_CODE = {code: FUNCTIONS[name] for code, name in NAMES.items()}
 
 
 def apply_program(

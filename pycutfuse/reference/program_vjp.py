@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pycutfuse.program import OPS
+from pycutfuse.program import NAMES
 from pycutfuse.reference.program import FUNCTIONS
 
 _aten: Any = torch.ops.aten  # untyped
@@ -33,6 +33,7 @@ GRADIENTS: dict[str, Callable[[Tensor, Any, Any, float], Tensor]] = {
     "mish": lambda g, v, o, b: _aten.mish_backward(g, v),
     "hardswish": lambda g, v, o, b: _aten.hardswish_backward(g, v),
     "clamp": lambda g, v, o, b: torch.where((v >= o) & (v <= b), g, 0.0),
+    "hardtanh": lambda g, v, o, b: _aten.hardtanh_backward(g, v, o, b),
     "softplus": lambda g, v, o, b: _aten.softplus_backward(g, v, o, b),
 }
 OPERAND_GRADIENTS: dict[str, Callable[[Tensor, Any, Tensor], Tensor]] = {
@@ -41,7 +42,6 @@ OPERAND_GRADIENTS: dict[str, Callable[[Tensor, Any, Tensor], Tensor]] = {
     "mul": lambda g, v, o: g * v,
     "div": lambda g, v, o: -g * ((v / o) / o),
 }
-_NAMES = list(OPS)
 _SUMS = frozenset({"add", "sub"})
 _FACTORS = frozenset({"mul", "div"})
 
@@ -53,7 +53,7 @@ def reads_value(codes: Sequence[int], needs: Sequence[bool]) -> bool:
     the value, that of a summand is not.
     """
     for op, operand in zip(codes[::2], codes[1::2], strict=True):
-        name = _NAMES[op]
+        name = NAMES[op]
         if name in _SUMS or (name in _FACTORS and (operand < 0 or not needs[operand])):
             continue
         return True
@@ -78,7 +78,7 @@ def program_vjp(
     for at in range(0, len(codes), 2):
         operand = codes[at + 1]
         other = operands[operand] if operand >= 0 else constants[at]
-        steps.append((_NAMES[codes[at]], operand, other, constants[at + 1]))
+        steps.append((NAMES[codes[at]], operand, other, constants[at + 1]))
         values.append(value)
         if value is not None and at + 2 < len(codes):
             value = FUNCTIONS[steps[-1][0]](value, other, constants[at + 1])
@@ -87,6 +87,7 @@ def program_vjp(
     ):
         if operand >= 0 and needs[operand]:
             own = OPERAND_GRADIENTS[name](grad, before, other).sum_to_size(other.shape)
+            own = own.to(other.dtype)
             earlier = found[operand]
             found[operand] = own if earlier is None else earlier + own
         grad = GRADIENTS[name](grad, before, other, second)

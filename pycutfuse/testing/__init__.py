@@ -1,7 +1,7 @@
 """What tests and `verify` share: guarded memory, error measures, generators, forced policies."""
 
-from pycutfuse.testing.accuracy import IEEE_FLOOR, ErrorPair, errors, no_worse
-from pycutfuse.testing.forcing import exact_promotion, forced_policy
+from pycutfuse.testing.accuracy import IEEE_FLOOR, ErrorPair, errors, floor_of, no_worse
+from pycutfuse.testing.forcing import exact_promotion, forced_policy, kinds_of, slow_problems_taken
 from pycutfuse.testing.generators import DISTRIBUTIONS, generate, integers
 from pycutfuse.testing.memory import LAYOUTS, GuardError, Guards, guarded, strided
 
@@ -14,10 +14,13 @@ __all__ = [
     "Guards",
     "errors",
     "exact_promotion",
+    "floor_of",
     "forced_policy",
     "generate",
     "guarded",
     "integers",
+    "kinds_of",
     "no_worse",
+    "slow_problems_taken",
     "strided",
 ]

@@ -6,6 +6,19 @@ import torch
 from torch import Tensor
 
 IEEE_FLOOR = 2.0**-22
+# Unit roundoff of what is multiplied, for each dtype and tier.
+_FLOORS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, "ieee": IEEE_FLOOR, "tf32": 2.0**-11}
+
+
+def floor_of(dtype: torch.dtype, tier: str = "ieee") -> float:
+    """Error below which torch's own is not asked for; `tier` is read for float32.
+
+    Examples
+    --------
+    >>> floor_of(torch.bfloat16) == 2**-8
+    True
+    """
+    return _FLOORS[tier if dtype is torch.float32 else dtype]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
+
 from pycutfuse._knobs import knobs
 from pycutfuse.ops import _launch
 
@@ -11,9 +13,39 @@ if TYPE_CHECKING:
     from pycutfuse._C import GemmPolicy
 
 
+Kind = tuple[torch.dtype, str]
+
+# Dtype and tier of every kind of call that kernels run.
+KINDS: tuple[Kind, ...] = (
+    (torch.float32, "ieee"),
+    (torch.float32, "tf32"),
+    (torch.float16, "ieee"),
+    (torch.bfloat16, "ieee"),
+)
+
+
+def kinds_of(policy: "GemmPolicy | None") -> tuple[Kind, ...]:
+    """Dtype and tier of the calls that `policy` may be forced on; all of them for None.
+
+    Examples
+    --------
+    >>> len(kinds_of(None))
+    4
+    """
+    if policy is None:
+        return KINDS
+    if policy.promote_k:
+        return KINDS[:1]
+    return KINDS[3:] if policy.element == 2 else KINDS[1:3]
+
+
 @contextmanager
 def forced_policy(policy: "GemmPolicy | None") -> Iterator[None]:
-    """Launch with `policy`, one of ``_C.compiled_policies()``, whatever the problem's size."""
+    """Launch with `policy`, one of ``_C.compiled_policies()``, whatever the problem's size.
+
+    A call whose dtype and tier are not among `kinds_of` it raises NotImplementedError. Chains of
+    two contractions keep their own policies.
+    """
     outer = knobs.policy
     _launch.clear_caches()
     knobs.policy = policy
@@ -21,6 +53,19 @@ def forced_policy(policy: "GemmPolicy | None") -> Iterator[None]:
         yield
     finally:
         knobs.policy = outer
+        _launch.clear_caches()
+
+
+@contextmanager
+def slow_problems_taken() -> Iterator[None]:
+    """Launch kernels also where PyTorch is expected to be faster: tests are small."""
+    outer = knobs.take_slow
+    _launch.clear_caches()
+    knobs.take_slow = True
+    try:
+        yield
+    finally:
+        knobs.take_slow = outer
         _launch.clear_caches()
 
 

@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
-from pycutfuse.bench import cli, report, results
+from pycutfuse.bench import cli, report, storage
 
 GOOD = """
 import torch
@@ -96,6 +98,8 @@ def test_verify_answers_an_impossible_device(tmp_path, capsys, device):
     "arguments",
     [
         ("bench", "--tier", "fp8"),
+        ("bench", "--tier"),
+        ("bench", "nonsense"),
         ("bench", "--cases", "x"),
         ("verify",),
         ("verify", "x.py", "--batch", "0"),
@@ -126,14 +130,22 @@ def test_list_names_the_chosen_cases_and_runs_nothing(capsys):
     ("arguments", "expected"),
     [
         (["--case", "conv9d"], "--case conv9d: no such case"),
-        (["--tier", "tf32"], "has not landed"),
+        (["--tier", "bf16", "--case", "sm80"], "--case sm80 is measured at --tier ieee only"),
+        (["--tier", "tf32", "--case", "executor*"], "is measured at --tier ieee only"),
+        (["--json", "a.json", "--merge", "b.json"], "give one of them"),
+        (["--merge", "absent/folder/x.json"], "does not exist"),
+        (["--merge", "."], "a folder"),
+        (["--fuzz", "absent.json"], "absent.json"),
+        (["--plot", "x.jpeg"], "a name ending in .png is needed"),
         (["--from-json", "absent.json"], "absent.json"),
         (["--update-readme", "absent.md"], "absent.md"),
         (["--json", "absent/folder/x.json"], "does not exist"),
     ],
 )
 def test_bench_answers_nonsense_before_it_runs(arguments, expected, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "_measure", lambda arguments: pytest.fail("something was run"))
+    monkeypatch.setattr(cli, "_measure", lambda *_: pytest.fail("something was run"))
+    if "--plot" in arguments:
+        pytest.importorskip("matplotlib")
     assert run("bench", *arguments) == 2
     captured = capsys.readouterr()
     assert expected in captured.err
@@ -142,7 +154,7 @@ def test_bench_answers_nonsense_before_it_runs(arguments, expected, capsys, monk
 
 def test_plot_without_matplotlib_says_how_to_get_it(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(cli, "_measure", lambda arguments: pytest.fail("something was run"))
+    monkeypatch.setattr(cli, "_measure", lambda *_: pytest.fail("something was run"))
     assert run("bench", "--plot", "x.png") == 2
     assert "pip install matplotlib" in capsys.readouterr().err
 
@@ -161,7 +173,7 @@ def test_a_run_that_is_cut_off_leaves_what_it_has_found(tmp_path, no_gpu, monkey
     written = tmp_path / "run.json"
     with pytest.raises(KeyboardInterrupt):
         run("bench", "--case", "linear_gelu.*", "--json", written)
-    assert len(results.read(written).cases) == 3
+    assert len(storage.read(written).cases) == 3
 
 
 def test_without_a_gpu_cases_are_verified_at_reduced_sizes_and_said_so(tmp_path, no_gpu, capsys):
@@ -173,8 +185,9 @@ def test_without_a_gpu_cases_are_verified_at_reduced_sizes_and_said_so(tmp_path,
     captured = capsys.readouterr()
     assert code == 0
     assert "no GPU" in captured.err
+    assert "x eager" not in captured.err
     assert "reference path ran at reduced sizes and no speed is reported" in captured.out
-    result = results.read(written)
+    result = storage.read(written)
     assert [case.name for case in result.cases] == [
         "linear_scale_batch_norm.1024x8192-8192.train",
         "linear_gelu.5000x3000-1000",
@@ -201,4 +214,67 @@ def test_one_broken_case_does_not_cost_the_others_and_gives_1(no_gpu, capsys, mo
     assert run("bench", "--case", "linear_gelu.*") == 1
     out = capsys.readouterr().out
     assert "out of memory" in out
-    assert "FAILED: 1 of 4 cases: linear_gelu.5000x3000-1000" in out
+    assert out.splitlines()[-1] == "FAILED: linear_gelu.5000x3000-1000 (ieee)"
+
+
+def test_all_tiers_sizes_and_forced_policies_without_a_gpu(tmp_path, no_gpu, capsys, monkeypatch):
+    from pycutfuse.bench.cases import SizesCase
+
+    few = lambda case: replace(case, count=3, largest=32)  # noqa: E731
+    monkeypatch.setattr(SizesCase, "reduced", few)
+    written = tmp_path / "run.json"
+    chosen = ["--case", "linear_gelu.2048*", "--case", "sizes", "--case", "sm80"]
+    assert run("bench", "--tier", "all", *chosen, "--json", written) == 0
+    found = storage.read(written)
+    assert [case.tier for case in found.cases] == ["ieee", "tf32", "fp16", "bf16"]
+    assert [len(sizes.entries) for sizes in found.sizes] == [3] * 4
+    assert found.skipped == {"sm80": "no GPU"}
+    out = capsys.readouterr().out
+    assert "PASSED: 16 cases verified on the CPU" in out
+    assert not re.search(r"[0-9]x\b", out)  # no ratio: nothing was timed
+
+
+def test_merging_adds_a_tier_and_refuses_other_settings(tmp_path, no_gpu, capsys, monkeypatch):
+    written = tmp_path / "run.json"
+    chosen = ["--case", "linear_gelu.2048*", "--merge", written]
+    assert run("bench", *chosen) == 0
+    assert run("bench", *chosen, "--tier", "bf16") == 0
+    assert [case.tier for case in storage.read(written).cases] == ["ieee", "bf16"]
+    old = written.read_text()
+    capsys.readouterr()
+    monkeypatch.setattr(cli, "_measure", lambda *_: pytest.fail("something was run"))
+    assert run("bench", *chosen, "--quick") == 2
+    captured = capsys.readouterr()
+    assert "slices are" in captured.err
+    assert captured.err.count("\n") == 1
+    assert written.read_text() == old
+
+
+def test_files_of_two_runs_are_merged_without_measuring(tmp_path, no_gpu, monkeypatch):
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    case = ["--case", "linear_gelu.2048*"]
+    assert run("bench", *case, "--json", one) == 0
+    assert run("bench", *case, "--tier", "fp16", "--json", two) == 0
+    monkeypatch.setattr(cli, "_measure", lambda *_: pytest.fail("something was run"))
+    assert run("bench", "--from-json", two, "--merge", one) == 0
+    assert [found.tier for found in storage.read(one).cases] == ["ieee", "fp16"]
+
+
+def test_a_merge_with_no_result_file_is_refused_before_it_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "_measure", lambda *_: pytest.fail("something was run"))
+    path = tmp_path / "other.json"
+    path.write_text("[]")
+    assert run("bench", "--merge", path) == 2
+    assert "not a result of pycutfuse bench" in capsys.readouterr().err
+    assert path.read_text() == "[]"
+
+
+def test_the_fuzzers_counts_reach_readme(tmp_path, no_gpu):
+    fuzz, readme = tmp_path / "fuzz.json", tmp_path / "README.md"
+    readme.write_text(f"{report.BEGIN}\n{report.END}\n")
+    counts = {"correct": 8, "rejected": 2, "wrong": 0, "crash": 0, "unclean": 0}
+    data = {"job": {"family": "linear"}, "seeds": [0, 9], "device": "", "torch": "2"}
+    fuzz.write_text(json.dumps({**data, "counts": counts, "handovers": 0, "fallbacks": 1}))
+    given = ["--case", "linear_gelu.2048*", "--fuzz", fuzz, "--update-readme", readme]
+    assert run("bench", *given) == 0
+    assert readme.read_text().count("10 configurations, 8 correct, 2 rejected, 0 wrong") == 1

@@ -1,13 +1,16 @@
 """On a GPU: times are plausible, cases are timed by every variant, overhead is measured."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from pycutfuse.bench import cases, environment, timing
-from pycutfuse.bench.cases import Case, ExecutorCase
+from pycutfuse.bench.cases import Case, ExecutorCase, Shape, SizesCase
 from pycutfuse.bench.host import host_overhead
 from pycutfuse.bench.results import EAGER, EAGER_TF32, FROZEN, OURS
 from pycutfuse.bench.runner import Options, run_case, run_executor
+from pycutfuse.bench.sizes import run_sizes
 from pycutfuse.bench.timing import Settings
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -30,8 +33,9 @@ def test_a_copy_is_timed_within_what_memory_can_do(size, regime):
 def test_a_case_is_timed_by_every_variant_of_its_mode(mode):
     case = cases.select([f"linear_scale_batch_norm.16384*.{mode}"])[0]
     assert isinstance(case, Case)
-    result = run_case(case.reduced(), QUICK, torch.device("cuda"))
+    result = run_case(replace(case, shape=Shape(2048, 512, 512)), QUICK, torch.device("cuda"))
     assert result.passed
+    assert result.fused, result.ran
     expected = {EAGER, EAGER_TF32, OURS} | ({FROZEN} if mode == "eval" else set())
     assert set(result.timings) == expected
     assert result.memory is not None
@@ -40,10 +44,31 @@ def test_a_case_is_timed_by_every_variant_of_its_mode(mode):
 
 
 def test_programs_are_timed_side_by_side():
-    case = next(c for c in cases.CASES if isinstance(c, ExecutorCase)).reduced()
-    result = run_executor(case, QUICK, torch.device("cuda"))
+    shape = Shape(2048, 512, 512)
+    case = next(c for c in cases.CASES if isinstance(c, ExecutorCase))
+    case = replace(case, programs=tuple(replace(p, shape=shape) for p in case.programs))
+    result = run_executor(replace(case, shape=shape), QUICK, torch.device("cuda"))
     assert result.passed
     assert all(result.cost(program) is not None for program in result.programs)
+
+
+@pytest.mark.parametrize("tier", ["tf32", "fp16", "bf16"])
+def test_other_tiers_have_one_eager_column_and_only_time_our_kernels(tier):
+    case = cases.select(["linear_scale_batch_norm.1024*.eval"])[0]
+    assert isinstance(case, Case)
+    options = Options(tier, compile=False, settings=QUICK.settings)
+    result = run_case(case.reduced(), options, torch.device("cuda"))
+    assert result.passed
+    assert EAGER_TF32 not in result.timings
+    assert (OURS in result.timings) is result.fused
+
+
+def test_random_sizes_are_timed_by_graph_replay():
+    case = SizesCase("sizes", count=6, largest=512, compiled=0)
+    found = run_sizes(case, QUICK, torch.device("cuda"))
+    assert found.passed, found
+    assert len(found.ratios()) == 6
+    assert {entry.regime for entry in found.entries} == {"graph replay"}
 
 
 def test_host_overhead_is_positive_and_below_a_millisecond():

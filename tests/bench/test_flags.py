@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pycutfuse import config
 from pycutfuse.bench import flags
 
 
@@ -20,6 +21,30 @@ def test_tf32_is_on_inside_and_put_back_after_an_error():
     assert inside == {"matmul": "tf32", "cudnn.conv": "tf32"}
     assert flags.describe_precision() == before
     assert torch.backends.cuda.matmul.allow_tf32 is (before["matmul"] == "tf32")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("outside", ["nothing", "old", "new"])
+def test_matmul_precision_holds_whatever_the_user_has_set(inside, outside):
+    matmul = torch.backends.cuda.matmul
+    if outside == "new" and not hasattr(matmul, "fp32_precision"):
+        pytest.skip("this torch has no fp32_precision")
+    try:
+        if outside == "old":
+            torch.set_float32_matmul_precision("high")
+        elif outside == "new":
+            matmul.fp32_precision = "tf32"
+        before = flags.describe_precision()
+        with flags.matmul_precision(inside):
+            # torch.compile reads both, and raises where they disagree.
+            assert torch.get_float32_matmul_precision() == ("high" if inside else "highest")
+            assert matmul.allow_tf32 is inside
+            assert config.resolve_tier(config.DEFAULT) == ("tf32" if inside else "ieee")
+        assert flags.describe_precision() == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        if hasattr(matmul, "fp32_precision"):
+            matmul.fp32_precision = "none"
 
 
 def test_poison_fills_every_new_tensor_and_is_put_back():

@@ -1,12 +1,11 @@
 """What is reported follows from the results, survives JSON, and lands between README's markers."""
 
-import json
 import math
 from dataclasses import replace
 
 import pytest
 
-from pycutfuse.bench import plot, report, results
+from pycutfuse.bench import plot, report, storage
 from pycutfuse.bench.accuracy import Check, Errors
 from pycutfuse.bench.results import (
     COMPILE,
@@ -17,9 +16,12 @@ from pycutfuse.bench.results import (
     OURS,
     CaseResult,
     ExecutorResult,
+    Fuzz,
     HostOverhead,
     Memory,
     Run,
+    SizeResult,
+    SizesResult,
 )
 from pycutfuse.bench.statistics import Summary
 from pycutfuse.bench.timing import Timing
@@ -48,7 +50,7 @@ def _case(**changes):
     case = CaseResult(
         name="linear.4x4-4.eval",
         chain="Linear",
-        fused=True,
+        path="fused",
         ran="linear: fused (ieee)",
         shape=(16384, 4096, 4096),
         training=False,
@@ -82,8 +84,13 @@ def _executor(*times):
 
 def _run(*cases, **changes):
     host = HostOverhead(3e-6, 15e-6, 25e-6, 9e-6, 14e-6, "sm90")
-    run = Run(ENVIRONMENT, "ieee", {"compile": True}, list(cases), [_executor(1, 1.01, 1.03, 1.2)])
+    run = Run(ENVIRONMENT, {"compile": True}, list(cases), [_executor(1, 1.01, 1.03, 1.2)])
     return replace(run, host=host, **changes)
+
+
+def _size(ratio, **changes):
+    times = {EAGER: ratio * 1e-3, OURS: 1e-3}
+    return replace(SizeResult(100, 200, 300, [_check()], "fused", "", 1e-4, times), **changes)
 
 
 def test_ratio_is_to_the_best_baseline_at_default_flags_and_not_to_tf32():
@@ -94,7 +101,7 @@ def test_ratio_is_to_the_best_baseline_at_default_flags_and_not_to_tf32():
 
 
 def test_rates_and_share_of_the_floor():
-    figures = results.derived(_case())[OURS]
+    figures = storage.derived(_case())[OURS]
     assert figures["flop_per_s"] == pytest.approx(2 * 16384 * 4096 * 4096 / 2.725e-3)
     assert figures["share_of_floor"] == pytest.approx(2.356 / 2.725)
     assert "86%" in report.text(_run(_case()))
@@ -124,35 +131,90 @@ def test_a_failed_case_is_named_and_shows_no_speed():
     text = report.text(run)
     row = next(line for line in text.splitlines() if line.startswith("broken"))
     assert not any(character.isdigit() for character in row)
-    assert text.splitlines()[-1].startswith("FAILED: 1 of 3 cases: broken")
+    assert text.splitlines()[-1] == "FAILED: broken (ieee)"
 
 
-def test_a_case_that_pytorch_ran_for_us_is_named():
-    assert "no fused kernel" not in report.text(_run(_case()))
-    other = _case(fused=False, ran="linear: hand-over (faster)\n  tier: ieee")
-    assert "no fused kernel ran: linear: hand-over (faster)" in report.text(_run(other))
+@pytest.mark.parametrize("path", ["hand-over", "fallback"])
+def test_what_pytorch_ran_for_us_is_said_in_place_of_our_time(path):
+    assert "PyTorch ran for us" not in report.text(_run(_case()))
+    ran = f"linear: {path} (why)\n  tier: ieee"
+    run = _run(_case(name="other", path=path, ran=ran, timings={}, memory=None))
+    row = next(line for line in report.markdown(run).splitlines() if line.startswith("| other"))
+    assert f"| {path} |" in row
+    assert "x |" not in row
+    text = report.text(run)
+    assert f"other (ieee): not timed, PyTorch ran for us: linear: {path} (why)" in text
+    assert text.splitlines()[-1].endswith("1 of them not timed, as PyTorch ran for us")
+
+
+def test_every_tier_has_its_table_and_its_own_columns():
+    tf32 = _case(
+        tier="tf32", timings={EAGER: _timing(2.0), COMPILE: _timing(3.0), OURS: _timing(1)}
+    )
+    run = _run(_case(tier="bf16"), tf32, _case())
+    titles = [table.title.split(":")[0] for table in report.readme_tables(run)[:3]]
+    assert titles == ["ieee", "tf32", "bf16"]
+    found = dict(zip(titles, report.readme_tables(run)[:3], strict=True))
+    columns = {title: table.columns for title, table in found.items()}
+    assert [EAGER_TF32 in columns[title] for title in titles] == [True, False, False]
+    assert ["to compile" in columns[title] for title in titles] == [False, True, False]
+    row = dict(zip(columns["tf32"], found["tf32"].rows[0], strict=True))
+    assert (row["ratio"], row["to compile"]) == ("2.00x", "3.00x")
+
+
+def test_sizes_are_summarised_and_losers_are_named():
+    left = _size(1.0, path="hand-over", reason="faster there", floor_s=1e-6)
+    loser = _size(0.9, m=7, first_ratio=0.8)
+    run = _run(sizes=[SizesResult("sizes", "ieee", [_size(4.0), _size(1.0), left, loser])])
+    assert run.passed
+    markdown = report.markdown(run)
+    assert "| ieee | 4 | 4 | 0.90x | 1 | 1.53x of 3 | 1 | - |" in markdown
+    assert "sizes (ieee): 7x200x300 below eager: 0.90x (at first 0.80x), fused" in markdown
+    assert "sizes (ieee): 1 hand-over: faster there" in markdown
+
+
+def test_a_size_that_fails_fails_the_run_and_is_named():
+    wrong = _size(4.0, checks=[_check(1e-5)], times={})
+    broken = _size(4.0, m=7, checks=[], times={}, failure="RuntimeError: launch")
+    run = _run(sizes=[SizesResult("sizes", "bf16", [_size(2.0), wrong, broken])])
+    text = report.text(run)
+    assert "FAILED sizes (bf16): 100x200x300: 25.00 of the allowed error" in text
+    assert "FAILED sizes (bf16): 7x200x300: RuntimeError: launch" in text
+    assert text.splitlines()[-1] == "FAILED: sizes (bf16)"
+
+
+def test_slower_than_max_autotune_is_named():
+    times = {EAGER: 2e-3, OURS: 1e-3, COMPILE_TUNED: 0.8e-3}
+    run = _run(sizes=[SizesResult("sizes", "ieee", [_size(2.0, times=times)])])
+    assert "100x200x300 to compile max-autotune: 0.80x" in report.text(run)
+
+
+def test_forced_policies_have_a_table_and_skipped_ones_a_line():
+    times = {EAGER: _timing(11.2e-3), OURS: _timing(2.725e-3)}
+    policy = _case(name="sm80.4x4-4.128x128k16", timings=times)
+    text = report.markdown(_run(forced=[policy]))
+    assert "| sm80.4x4-4.128x128k16 | 11.20 | 2.725 | 4.11x |" in text
+    assert "sm80: skipped: no GPU" in report.text(_run(skipped={"sm80": "no GPU"}))
+
+
+@pytest.mark.parametrize("name", ["wrong", "crash", "unclean"])
+def test_the_fuzzers_counts_are_one_line_and_decide(name):
+    counts = {"correct": 1500, "rejected": 500, "wrong": 0, "crash": 0, "unclean": 0}
+    good = Fuzz("linear", (0, 1999), "NVIDIA H200", counts, handovers=3, fallbacks=2)
+    run = _run(_case(), fuzz=[good])
+    assert run.passed
+    line = "Fuzzed linear, seeds 0 to 1999 on NVIDIA H200: 2000 configurations, 1500 correct, "
+    assert report.markdown(run).count(line) == 1
+    bad = replace(good, counts=counts | {name: 1})
+    assert _run(_case(), fuzz=[bad]).failed == ["fuzz linear"]
 
 
 def test_a_case_without_checks_has_not_passed():
     assert not _case(checks=[]).passed
 
 
-def test_json_round_trip_keeps_everything():
-    odd = _case(checks=[_check(math.inf)], failures={COMPILE: "no compiler"}, timings={})
-    run = _run(_case(), odd)
-    text = results.to_json(run)
-    assert results.from_json(text) == run
-    assert json.loads(text)["cases"][0]["derived"][OURS]["speedup"] == pytest.approx(4.0)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99}', '{"format": 1}', "nonsense"])
-def test_other_json_is_refused(text):
-    with pytest.raises(ValueError, match=r"format|not a result"):
-        results.from_json(text)
-
-
 def test_readme_region_round_trip(tmp_path):
-    run = results.from_json(results.to_json(_run(_case())))
+    run = storage.from_json(storage.to_json(_run(_case())))
     readme = tmp_path / "README.md"
     readme.write_text(f"# Title\n\n{report.BEGIN}\nold figures\n{report.END}\n\nThe end.\n")
     assert report.update_readme(readme, run)
@@ -175,16 +237,28 @@ def test_a_document_without_the_region_is_refused(document):
 
 
 def test_every_row_has_all_columns():
-    run = _run(_case(), _case(timings={}, memory=None, clocks=None))
-    for table in report.tables(run):
+    left = _case(timings={}, memory=None, clocks=None, path="fallback")
+    cases = [replace(c, tier=tier) for tier in ("ieee", "tf32", "fp16") for c in (_case(), left)]
+    sizes = [SizesResult("sizes", tier, [_size(2.0)]) for tier in ("bf16", "ieee")]
+    run = _run(*cases, sizes=sizes, forced=[_case(), left])
+    for table in (*report.tables(run), *report.readme_tables(run)):
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
 
 
 def test_bars_hold_milliseconds_of_timed_cases_only():
     partly = _case(name="train", timings={EAGER: _timing(2e-3), OURS: _timing(1e-3)})
-    run = _run(_case(), _case(timings={}), partly)
-    groups = plot.bars(run)
-    assert plot.timed_cases(run) == ["linear.4x4-4.eval", "train"]
+    cases = [_case(), _case(timings={}), partly]
+    groups = plot.bars(cases)
+    assert [case.name for case in plot.timed(cases)] == ["linear.4x4-4.eval", "train"]
     assert groups[OURS] == pytest.approx([2.725, 1.0])
     assert groups[FROZEN][0] == pytest.approx(2.5)
     assert math.isnan(groups[FROZEN][1])
+
+
+def test_the_chart_has_a_panel_for_each_tier(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "chart.png"
+    plot.draw(_run(_case(), _case(tier="bf16"), _case(tier="tf32", timings={})), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(plot.PlotError, match="nothing was timed"):
+        plot.draw(_run(_case(timings={})), path)

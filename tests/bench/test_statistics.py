@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pycutfuse.bench.statistics import percentile, summarise
+from pycutfuse.bench.statistics import geometric_mean, percentile, summarise
 
 
 def test_percentiles_of_a_known_sequence_in_any_order():
@@ -27,3 +27,14 @@ def test_one_outlier_does_not_move_the_median():
 def test_percentile_refuses_what_has_no_answer(samples, q):
     with pytest.raises(ValueError, match="percentile"):
         percentile(samples, q)
+
+
+def test_geometric_mean_weighs_twice_as_fast_and_twice_as_slow_alike():
+    assert geometric_mean([2.0, 0.5, 1.0]) == pytest.approx(1.0)
+    assert geometric_mean([3.0]) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, 0.0], [-1.0]])
+def test_geometric_mean_refuses_what_has_none(values):
+    with pytest.raises(ValueError, match="geometric mean"):
+        geometric_mean(values)

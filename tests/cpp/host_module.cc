@@ -1,11 +1,16 @@
-// Host code that the library hides, for pytest: checked arithmetic and the building of a Status.
+// Host code that the library hides, for pytest: checked arithmetic, the building of a Status, and
+// what a logsumexp does with indices and values.
 #include <pybind11/pybind11.h>
 
 #include <string>
+#include <vector>
 
 #include "core/build.h"
 #include "core/checked_math.h"
 #include "core/status.h"
+#include "cutfuse/row_reduce.h"
+#include "device/online_logsumexp.h"
+#include "row_reduce/index.h"
 
 namespace py = pybind11;
 
@@ -38,6 +43,89 @@ cutfuse::Status check_cuda(int result) {
   return {};
 }
 
+std::vector<int64_t> integers(const py::sequence& numbers) {
+  std::vector<int64_t> made;
+  for (const py::handle& number : numbers) made.push_back(number.cast<int64_t>());
+  return made;
+}
+
+py::list offsets(const cutfuse::StridedIndex& index, int64_t count) {
+  py::list made;
+  for (int64_t i = 0; i < count; ++i) made.append(cutfuse::row_reduce::offset_of(index, i));
+  return made;
+}
+
+// A plan's fields, and every offset that its kernel forms; or (code, message).
+py::object logsumexp_plan(const py::sequence& sizes, const py::sequence& strides, uint64_t reduced,
+                          int32_t dtype, int32_t sm_count, bool with_offsets) {
+  const std::vector<int64_t> size = integers(sizes);
+  const std::vector<int64_t> stride = integers(strides);
+  cutfuse::DeviceProps device;
+  device.major = 9;
+  device.sm_count = sm_count;
+  device.driver_version = 13000;
+  cutfuse::LogSumExpProblem problem;
+  problem.dim_count = static_cast<int32_t>(size.size());
+  problem.sizes = size.data();
+  problem.strides = stride.data();
+  problem.reduced = reduced;
+  problem.dtype = static_cast<cutfuse::DType>(dtype);
+  cutfuse::LogSumExpPlan plan;
+  if (const auto status = plan_logsumexp(problem, device, &plan); !status.ok()) {
+    return fields(status);
+  }
+  py::dict made;
+  made["text"] = to_string(plan);
+  made["rows"] = plan.rows;
+  made["length"] = plan.length;
+  made["columns"] = plan.reading == cutfuse::RowReading::kColumns;
+  made["width"] = plan.width;
+  made["vectors"] = plan.vectors;
+  made["splits"] = plan.splits;
+  made["split_length"] = plan.split_length;
+  made["workspace_bytes"] = plan.workspace_bytes;
+  if (with_offsets) {
+    made["kept"] = offsets(plan.kept, plan.rows);
+    made["kept_out"] = offsets(plan.kept_out, plan.rows);
+    made["reduced"] = offsets(plan.reduced, plan.length);
+  }
+  return made;
+}
+
+// As a kernel does it with `threads` threads: batches padded with -inf, then a tree of merges.
+py::tuple logsumexp_of_values(const py::sequence& values, int64_t threads) {
+  constexpr int kBatch = 4;
+  std::vector<float> v;
+  for (const py::handle& value : values) v.push_back(value.cast<float>());
+  std::vector<cutfuse::LogSumExpPartial> states(static_cast<size_t>(threads),
+                                                cutfuse::empty_logsumexp());
+  for (size_t t = 0; t < states.size(); ++t) {
+    for (size_t first = t; first < v.size(); first += kBatch * states.size()) {
+      float batch[kBatch];
+      for (size_t i = 0; i < kBatch; ++i) {
+        const size_t at = first + i * states.size();
+        batch[i] = at < v.size() ? v[at] : -INFINITY;
+      }
+      cutfuse::add_values(states[t], batch);
+    }
+  }
+  for (size_t half = states.size() / 2; half > 0; half /= 2) {
+    for (size_t t = 0; t < half; ++t) {
+      states[t] = cutfuse::MergeLogSumExp{}(states[t], states[t + half]);
+    }
+  }
+  return py::make_tuple(states[0].max, states[0].sum, cutfuse::logsumexp_of(states[0]));
+}
+
+float merged_logsumexp(const py::sequence& partials) {
+  cutfuse::LogSumExpPartial all = cutfuse::empty_logsumexp();
+  for (const py::handle& item : partials) {
+    const auto pair = item.cast<py::tuple>();
+    all = cutfuse::MergeLogSumExp{}(all, {pair[0].cast<float>(), pair[1].cast<float>()});
+  }
+  return cutfuse::logsumexp_of(all);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(pycutfuse_host_tests, module) {
@@ -56,4 +144,7 @@ PYBIND11_MODULE(pycutfuse_host_tests, module) {
              [](int64_t value, int64_t limit) { return fields(check_below(value, limit)); });
   module.def("check_cuda", [](int result) { return fields(check_cuda(result)); });
   module.def("architectures", &cutfuse::architectures);
+  module.def("logsumexp_plan", &logsumexp_plan);
+  module.def("logsumexp_of_values", &logsumexp_of_values);
+  module.def("merged_logsumexp", &merged_logsumexp);
 }

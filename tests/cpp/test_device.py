@@ -34,12 +34,17 @@ def test_long_name_is_cut() -> None:
     assert _C.DeviceProps(name="x" * 100).name == "x" * 63
 
 
-@pytest.mark.parametrize(("major", "minor"), [(7, 5), (8, 0), (8, 9), (9, 1), (10, 0), (12, 0)])
-def test_other_architecture_is_refused_in_words(major: int, minor: int) -> None:
+@pytest.mark.parametrize(("major", "minor"), [(6, 1), (7, 0), (7, 5)])
+def test_older_architecture_is_refused_in_words(major: int, minor: int) -> None:
     device = _C.DeviceProps(index=2, major=major, minor=minor, name="NVIDIA Other")
     text = _C.check_device(device)
-    for word in ("device 2", "NVIDIA Other", f"{major}.{minor}", "sm_90a", "9.0", "PyTorch"):
+    for word in ("device 2", "NVIDIA Other", f"{major}.{minor}", "sm_90a", "8.0", "PyTorch"):
         assert word in text
+
+
+@pytest.mark.parametrize(("major", "minor"), [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_ampere_and_later_run(major: int, minor: int) -> None:
+    assert _C.check_device(_C.DeviceProps(major=major, minor=minor)) is None
 
 
 def test_device_that_is_not_there() -> None:
@@ -66,7 +71,7 @@ def test_queried_device_has_its_ordinal() -> None:
 def test_build_is_described_in_one_line() -> None:
     text = _C.build_info()
     assert "\n" not in text
-    for word in ("nvcc ", "CUTLASS ", "sm_90a"):
+    for word in ("nvcc ", "CUTLASS ", "sm_80", "sm_90a", "compute_90"):
         assert word in text
     assert _C.abi_version() == _C.ABI_VERSION
     assert len(_C.version().split(".")) == 3

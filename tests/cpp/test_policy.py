@@ -1,6 +1,7 @@
 """The policy is a pure function of problem and device, and names a compiled kernel."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,32 @@ SHAPES = (
     *((1, 1, 64), (128, 128, 64), (1000, 777, 333), (1024, 8192, 8192), (16384, 4096, 4096)),
     *((16384, 1024, 4096), (16896, 3072, 4096), (2**20, 64, 64), (64, 2**20, 64)),
 )
-DEVICES = (_C.DeviceProps(), _C.DeviceProps(sm_count=114), _C.DeviceProps(sm_count=1))
+DEVICES = (
+    *(_C.DeviceProps(), _C.DeviceProps(sm_count=114), _C.DeviceProps(sm_count=1)),
+    *(
+        _C.DeviceProps(major=8, minor=0, sm_count=108),
+        _C.DeviceProps(major=8, minor=6, sm_count=84),
+    ),
+    *(_C.DeviceProps(major=8, minor=9, sm_count=128), _C.DeviceProps(major=12, sm_count=170)),
+)
+KINDS = ((0, 0), (1, 0), (0, 1), (0, 2))  # precision, dtype: ieee, tf32, float16, bfloat16
+KERNEL = ("tile_m", "tile_n", "cluster_m", "promote_k", "arch", "element")
 
 
 def kernel(policy: object) -> tuple[int, ...]:
-    """What names the compiled kernel; raster and swizzle are run-time arguments."""
-    return tuple(getattr(policy, name) for name in ("tile_m", "tile_n", "cluster_m", "promote_k"))
+    """What names the compiled kernel; raster, swizzle and split_k are run-time arguments."""
+    return tuple(getattr(policy, name) for name in KERNEL)
+
+
+def device_name(device: Any) -> str:
+    return f"{device.major}.{device.minor}-{device.sm_count}sm"
+
+
+def why_not(m: int, n: int, k: int, device: object, precision: int = 0) -> str | None:
+    empty = _C.Program([], [])
+    problem = _C.FusedProblem(m, n, k, empty, 0, empty, precision, 0)
+    reason: str | None = _C.why_not(problem, device)
+    return reason
 
 
 def test_compiled_kernels_are_distinct() -> None:
@@ -26,27 +47,36 @@ def test_compiled_kernels_are_distinct() -> None:
     assert len(set(kernels)) == len(kernels)
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda device: f"{device.sm_count}sm")
+@pytest.mark.parametrize("device", DEVICES, ids=device_name)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_selected_policy_is_compiled(shape: tuple[int, int, int], device: object) -> None:
-    policy = _C.select_policy(*shape, device)
+@pytest.mark.parametrize(("precision", "dtype"), KINDS)
+def test_selected_policy_is_compiled(
+    shape: tuple[int, int, int], device: Any, precision: int, dtype: int
+) -> None:
+    policy = _C.select_policy(*shape, device, precision, dtype)
     assert kernel(policy) in [kernel(compiled) for compiled in _C.compiled_policies()]
+    assert policy.arch == (90 if device.major == 9 else 80)
+    assert policy.element == max(dtype, 1)
+    assert (policy.promote_k > 0) == ((precision, dtype) == (0, 0))
     assert policy.raster in (0, 1)
     assert policy.swizzle >= 1
-    assert _C.select_policy(*shape, device) == policy
+    assert _C.select_policy(*shape, device, precision, dtype) == policy
 
 
 def test_printed_policy_can_be_pasted_back_as_code() -> None:
     for raster, name in ((0, "kAlongM"), (1, "kAlongN")):
-        policy = _C.GemmPolicy(128, 192, 2, 16, raster, 4)
-        assert repr(policy) == f"GemmPolicy{{128, 192, 2, 16, Raster::{name}, 4}}"
-        assert re.fullmatch(r"GemmPolicy\{[^{}\n]*\}", repr(policy))
+        for element, dtype in ((1, "kFloat16"), (2, "kBFloat16")):
+            policy = _C.GemmPolicy(128, 192, 2, 16, raster, 4, 3, 80, element)
+            printed = f"GemmPolicy{{128, 192, 2, 16, Raster::{name}, 4, 3, 80, DType::{dtype}}}"
+            assert repr(policy) == printed
+            assert re.fullmatch(r"GemmPolicy\{[^{}\n]*\}", repr(policy))
 
 
 def test_policies_compare_by_every_field() -> None:
+    fields = (*KERNEL, "raster", "swizzle", "split_k")
     policy = _C.GemmPolicy(128, 128, 2, 64, 1, 4)
     assert policy == _C.GemmPolicy(128, 128, 2, 64, 1, 4)
-    for name in ("tile_m", "tile_n", "cluster_m", "promote_k", "raster", "swizzle"):
+    for name in fields:
         other = _C.GemmPolicy(128, 128, 2, 64, 1, 4)
         setattr(other, name, 0)
         assert other != policy, name
@@ -65,14 +95,36 @@ def test_overflowing_problem_raises_as_torch() -> None:
 
 
 def test_problem_without_a_kernel_says_why() -> None:
-    empty = _C.Program([], [])
-    assert _C.why_not(1024, 1024, 1024, empty, 0, empty, _C.DeviceProps()) is None
-    ampere = _C.DeviceProps(major=8, minor=0)
-    assert "8.0" in _C.why_not(1024, 1024, 1024, empty, 0, empty, ampere)
-    with pytest.raises(NotImplementedError, match=r"8\.0"):
-        _C.select_policy(1024, 1024, 1024, ampere)
+    assert why_not(1024, 1024, 1024, _C.DeviceProps()) is None
+    turing = _C.DeviceProps(major=7, minor=5)
+    assert "7.5" in str(why_not(1024, 1024, 1024, turing))
+    with pytest.raises(NotImplementedError, match=r"7\.5"):
+        _C.select_policy(1024, 1024, 1024, turing)
     with pytest.raises(NotImplementedError, match=str(2**31)):
         _C.select_policy(2**31, 64, 64, _C.DeviceProps())
+
+
+@pytest.mark.parametrize(("major", "minor"), [(8, 0), (8, 6), (8, 9), (12, 0)])
+def test_ieee_is_handed_over_where_it_was_not_measured(major: int, minor: int) -> None:
+    device = _C.DeviceProps(major=major, minor=minor)
+    assert why_not(64, 64, 16384, device) is None
+    assert f"compute capability {major}.{minor}" in str(why_not(64, 64, 16385, device))
+    assert why_not(64, 64, 16385, device, precision=1) is None
+    assert why_not(64, 64, 16385, _C.DeviceProps()) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "promote_k"),
+    [
+        ((16384, 4096, 4096), 128, 32),
+        ((16384, 4096, 128), 128, 16),
+        ((300, 300, 2047), 64, 16),  # few tiles: blocked sums
+        ((300, 300, 2048), 64, 32),
+    ],
+)
+def test_sm80_accuracy_rules(shape: tuple[int, int, int], tile: int, promote_k: int) -> None:
+    policy = _C.select_policy(*shape, _C.DeviceProps(major=8, sm_count=108))
+    assert (policy.tile_m, policy.tile_n, policy.promote_k) == (tile, tile, promote_k)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """float64 values of the operators, and torch's float32 errors beside ours."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,14 +22,21 @@ def compare(
     return errors(ours, exact, bound), errors(theirs, exact, bound)
 
 
-def torch_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """torch's linear at full float32, whatever the flags of this process."""
+@contextmanager
+def torch_flag(tier: str) -> Iterator[None]:
+    """torch's products at `tier`, whatever the flags of this process."""
     outer = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = tier == "tf32"
     try:
-        return F.linear(x, weight)
+        yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = outer
+
+
+def torch_linear(x: Tensor, weight: Tensor, tier: str = "ieee") -> Tensor:
+    """torch's linear at `tier`."""
+    with torch_flag(tier):
+        return F.linear(x, weight)
 
 
 def kinds(tensor: Tensor) -> Tensor:

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 import pycutfuse as pcf
 from pycutfuse._loader import native
-from pycutfuse.testing import exact_promotion, forced_policy, guarded, integers
+from pycutfuse.testing import exact_promotion, forced_policy, guarded, integers, kinds_of
 
 from ..cases.sizes import KERNEL, SizeCase
 
@@ -17,55 +18,79 @@ def policies() -> list[object]:
     return [] if binding is None else list(binding.compiled_policies())
 
 
-# None: what select_policy chooses.
-POLICIES = [None, *policies()]
+# None: what select_policy chooses. Each with every dtype and tier that it multiplies.
+RUNS = [(policy, *kind) for policy in (None, *policies()) for kind in kinds_of(policy)]
+every_policy = pytest.mark.parametrize(("policy", "dtype", "tier"), RUNS, ids=repr)
+# Of a batch norm's result, whose 16-bit values were rounded before, at up to 150.
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def draw(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    return integers(shape, seed=seed, device="cuda").to(dtype)
+
+
+@every_policy
 @pytest.mark.parametrize("size", KERNEL, ids=str)
-def test_linear(policy, size: SizeCase, cuda: torch.device, fused: None) -> None:
-    x = integers((size.m, size.k), seed=1, device=cuda)
-    weight = integers((size.n, size.k), seed=2, device=cuda)
-    bias = integers((size.n,), seed=3, device=cuda)
-    full = integers((size.m, size.n), seed=4, device=cuda)
+def test_linear(policy, dtype, tier: str, size: SizeCase, fused: None) -> None:
+    x = draw(size.m, size.k, seed=1, dtype=dtype)
+    weight = draw(size.n, size.k, seed=2, dtype=dtype)
+    bias = draw(size.n, seed=3, dtype=dtype)
+    full = draw(size.m, size.n, seed=4, dtype=dtype)
+    steps = (pcf.add(full), pcf.relu())
     with forced_policy(policy), exact_promotion(), guarded():
-        result = pcf.ops.linear(x, weight, bias, epilogue=(pcf.add(full), pcf.relu()))
+        result = pcf.ops.linear(x, weight, bias, epilogue=steps, precision=tier)
     exact = (x.double() @ weight.double().T + bias.double() + full.double()).relu()
-    assert torch.equal(result.double(), exact)
+    assert torch.equal(result, exact.to(dtype))  # rounded once
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_batch_norm_in_evaluation(policy, cuda: torch.device, fused: None) -> None:
-    x, weight = integers((333, 129), seed=1, device=cuda), integers((260, 129), seed=2, device=cuda)
-    mean = integers((260,), seed=3, device=cuda)
-    var = torch.full((260,), 0.25, device=cuda)
+@every_policy
+def test_batch_norm_in_evaluation(policy, dtype, tier: str, fused: None) -> None:
+    x, weight = draw(333, 129, seed=1, dtype=dtype), draw(260, 129, seed=2, dtype=dtype)
+    mean = draw(260, seed=3, dtype=torch.float32)
+    var = torch.full((260,), 0.25, device="cuda")
+    stats = {"running_mean": mean, "running_var": var, "eps": 0.0}
     with forced_policy(policy), exact_promotion(), guarded():
-        result = pcf.ops.linear_batch_norm(x, weight, running_mean=mean, running_var=var, eps=0.0)
+        result = pcf.ops.linear_batch_norm(x, weight, precision=tier, **stats)
     exact = (x.double() @ weight.double().T - mean.double()) * 2
-    assert torch.equal(result.double(), exact)
+    assert torch.equal(result, exact.to(dtype))
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_batch_norm_in_training(policy, cuda: torch.device, fused: None) -> None:
-    x, weight = integers((333, 129), seed=1, device=cuda), integers((260, 129), seed=2, device=cuda)
+@every_policy
+def test_batch_norm_in_training(policy, dtype, tier: str, fused: None) -> None:
+    x, weight = draw(333, 129, seed=1, dtype=dtype), draw(260, 129, seed=2, dtype=dtype)
     with forced_policy(policy), guarded():
-        result = pcf.ops.linear_batch_norm(x, weight, training=True)
+        result = pcf.ops.linear_batch_norm(x, weight, training=True, precision=tier)
     z = x.double() @ weight.double().T
     exact = torch.nn.functional.batch_norm(z, None, None, training=True)
-    torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
+    close = {"rtol": TOLERANCES[dtype], "atol": TOLERANCES[dtype]}
+    torch.testing.assert_close(result.double(), exact, **close)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_runs_are_bitwise_repeatable(policy, cuda: torch.device, fused: None) -> None:
-    layer = pcf.nn.LinearScaleBatchNorm1d(1000, 500, (500,), device=cuda)
-    x = torch.rand(700, 1000, device=cuda)
+@every_policy
+def test_runs_are_bitwise_repeatable(policy, dtype, tier: str, fused: None) -> None:
+    layer = pcf.nn.LinearScaleBatchNorm1d(
+        1000, 500, (500,), device="cuda", dtype=dtype, precision=tier
+    )
+    x = torch.rand(700, 1000, device="cuda", dtype=dtype)
     with forced_policy(policy), torch.no_grad():
         first = layer(x)
         assert all(torch.equal(layer(x), first) for _ in range(5))
 
 
-def test_ones_count_to_k(cuda: torch.device, fused: None) -> None:
+@pytest.mark.parametrize(("dtype", "tier"), kinds_of(None), ids=repr)
+def test_ones_count_to_k(dtype: torch.dtype, tier: str, cuda: torch.device, fused: None) -> None:
     for k in (64, 65, 71, 72, 127, 128, 8191, 8192, 8193):
-        x, weight = torch.ones(3, k, device=cuda), torch.ones(130, k, device=cuda)
+        x = torch.ones(3, k, device=cuda, dtype=dtype)
+        weight = torch.ones(130, k, device=cuda, dtype=dtype)
+        exact = torch.tensor(float(k)).to(dtype)
         with exact_promotion():
-            assert bool((pcf.ops.linear(x, weight) == k).all())
+            assert bool((pcf.ops.linear(x, weight, precision=tier) == exact).all())
+
+
+@pytest.mark.parametrize(("dtype", "tier"), kinds_of(None)[2:], ids=repr)
+def test_a_policy_of_another_kind_is_refused(dtype, tier: str, cuda: torch.device) -> None:
+    x = torch.ones(64, 64, device=cuda, dtype=dtype)
+    for policy in policies():
+        if (dtype, tier) not in kinds_of(policy):
+            with forced_policy(policy), pytest.raises(NotImplementedError):
+                pcf.ops.linear(x, x, precision=tier)

@@ -19,22 +19,21 @@ from pycutfuse.ops import _frozen, _launch
 from pycutfuse.program import MAX_STEPS, OPS
 from pycutfuse.reference import apply_program
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-def _matrix(address: int, rows: int, columns: int, row_stride: int, col_stride: int) -> Tensor:
+
+def _matrix(
+    address: int, rows: int, columns: int, row_stride: int, col_stride: int, dtype: int = 0
+) -> Tensor:
     length = (rows - 1) * row_stride + (columns - 1) * col_stride + 1
-    memory = (ctypes.c_float * length).from_address(address)
-    flat = torch.frombuffer(memory, dtype=torch.float32)
+    memory = (ctypes.c_char * (length * DTYPES[dtype].itemsize)).from_address(address)
+    flat = torch.frombuffer(memory, dtype=DTYPES[dtype])
     return flat.as_strided((rows, columns), (row_stride, col_stride))
 
 
 @dataclass
 class Plan:
-    m: int
-    n: int
-    k: int
-    program: tuple[Any, Any]
-    tail: int
-    after: tuple[Any, Any]
+    problem: Any  # of `Binding.FusedProblem`
     policy: object
     workspace_bytes: int = 1000
 
@@ -43,13 +42,13 @@ class Plan:
 
 
 class Binding:
-    """The part of _C.pyi that operators use."""
+    """The part of _C.pyi that operators use. It computes in float32 and rounds the result."""
 
     OPS = OPS
     MAX_STEPS = MAX_STEPS
 
     def __init__(self) -> None:
-        self.TAILS = {"none": 0, "batch_norm_train": 1, "batch_norm_eval": 2}
+        self.TAILS = {"none": 0, "batch_norm_train": 1, "batch_norm_eval": 2, "logsumexp": 3}
         self.planned = 0
         self.launched = 0
         self.last: dict[str, Any] = {}
@@ -57,45 +56,91 @@ class Binding:
     def Program(self, codes: Sequence[int], constants: Sequence[float]) -> Any:  # noqa: N802
         return tuple(codes), tuple(constants)
 
-    def why_not(self, m: int, n: int, k: int, *_: object) -> str | None:
-        return "K is over the limit of 4000" if k > 4000 else None
+    def FusedProblem(self, *given: Any) -> Any:  # noqa: N802
+        names = "m n k program tail after precision dtype weight_planes x_leading weight_leading"
+        return SimpleNamespace(**dict(zip(names.split(), given, strict=True)))
 
-    def make_plan(
-        self, m: int, n: int, k: int, program: Any, tail: int, after: Any, *rest: Any
-    ) -> Plan:
+    def why_not(self, problem: Any, device: object) -> str | None:
+        return "K is over the limit of 4000" if problem.k > 4000 else None
+
+    def make_plan(self, problem: Any, device: object, policy: object) -> Plan:
         self.planned += 1
-        return Plan(m, n, k, program, tail, after, rest[-1])
+        return Plan(problem, policy, 0 if problem.dtype else 1000)
+
+    def planes_layout(self, rows: int, k: int, count: int) -> tuple[int, int, int]:
+        leading = -(-k // 8) * 8
+        return leading, 2 * count * rows * leading, 4 * (-(-rows // 4) * 4)
 
     def run(self, plan: Plan, *arguments: Any) -> None:
         self.launched += 1
-        x, weight = arguments[0:3], arguments[3:6]
+        x, weight, planes = arguments[0:3], arguments[3:6], arguments[6:8]
         operands, after_operands, out, out_stride, stats, momentum, eps = arguments[8:15]
         workspace, promotion, stream = arguments[15:]
         self.last = {"workspace": workspace, "promotion": promotion, "stream": stream}
-        m, n, k = plan.m, plan.n, plan.k
-        z = _matrix(x[0], m, k, *x[1:]) @ _matrix(weight[0], n, k, *weight[1:]).T
-        z = apply_program(z, *plan.program, self._operands(operands, m, n))
-        if plan.tail:
-            gamma, beta, mean, var, count, save_mean, save_invstd = stats
-            vector = lambda at: _matrix(at, 1, n, n, 1)[0] if at else None  # noqa: E731
-            factor = momentum
-            if plan.tail == 1 and count:
-                tracked = ctypes.c_int64.from_address(count)
-                tracked.value += 1
-                factor = 1 / tracked.value if momentum < 0 else momentum
-            z, found_mean, found_invstd = torch.ops.aten.native_batch_norm(
-                z, vector(gamma), vector(beta), vector(mean), vector(var), plan.tail == 1,
-                factor, eps,
-            )  # fmt: skip
-            if plan.tail == 1:
-                vector(save_mean).copy_(found_mean)
-                vector(save_invstd).copy_(found_invstd)
-        z = apply_program(z, *plan.after, self._operands(after_operands, m, n))
-        _matrix(out, m, n, out_stride, 1).copy_(z)
+        self.last |= {"planes": planes, "problem": plan.problem}
+        problem = plan.problem
+        m, n, k, dtype = problem.m, problem.n, problem.k, problem.dtype
+        assert all(planes) == any(planes) == problem.weight_planes
+        if dtype:
+            for (address, *strides), leading in (
+                (x, problem.x_leading),
+                (weight, problem.weight_leading),
+            ):
+                assert address % 16 == leading % 8 == 0
+                assert strides == [leading, 1]
+        else:
+            assert problem.x_leading == problem.weight_leading == 0
+        rows, features = (
+            _matrix(x[0], m, k, *x[1:], dtype),
+            _matrix(weight[0], n, k, *weight[1:], dtype),
+        )
+        z = apply_program(
+            rows.float() @ features.float().T, *problem.program, self._operands(operands, m, n)
+        )
+        if problem.tail in (1, 2):
+            z = self._batch_norm(z, problem.tail == 1, stats, momentum, eps)
+        if problem.tail == 3:
+            _matrix(out, m, 1, 1, 1, dtype)[:, 0].copy_(z.logsumexp(1))
+            return
+        z = apply_program(z, *problem.after, self._operands(after_operands, m, n))
+        _matrix(out, m, n, out_stride, 1, dtype).copy_(z)
+
+    @staticmethod
+    def _batch_norm(
+        z: Tensor, training: bool, stats: Sequence[int], momentum: float, eps: float
+    ) -> Tensor:
+        gamma, beta, mean, var, count, affine, running, save_mean, save_invstd = stats
+        n = z.shape[1]
+
+        def vector(at: int, dtype: int) -> Tensor | None:
+            return _matrix(at, 1, n, n, 1, dtype)[0] if at else None
+
+        factor = momentum
+        if training and count:
+            tracked = ctypes.c_int64.from_address(count)
+            tracked.value += 1
+            factor = 1 / tracked.value if momentum < 0 else momentum
+        own = [vector(at, running) for at in (mean, var)]
+        wide = [None if one is None else one.float() for one in own]
+        scale, shift = (
+            None if one is None else one.float()
+            for one in (vector(gamma, affine), vector(beta, affine))
+        )
+        result, found_mean, found_invstd = torch.ops.aten.native_batch_norm(
+            z, scale, shift, *wide, training, factor, eps
+        )
+        if training:
+            vector(save_mean, 0).copy_(found_mean)
+            vector(save_invstd, 0).copy_(found_invstd)
+            for one, value in zip(own, wide, strict=True):
+                if one is not None:
+                    one.copy_(value)
+        return result
 
     @staticmethod
     def _operands(flat: Sequence[int], m: int, n: int) -> list[Tensor]:
-        return [_matrix(flat[at], m, n, *flat[at + 1 : at + 3]) for at in range(0, len(flat), 3)]
+        quads = [flat[at : at + 4] for at in range(0, len(flat), 4)]
+        return [_matrix(quad[0], m, n, *quad[1:]).float() for quad in quads]
 
 
 def install(patch: pytest.MonkeyPatch) -> Binding:

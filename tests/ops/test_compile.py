@@ -123,11 +123,11 @@ def test_a_precision_context_inside_a_graph(device: torch.device) -> None:
     assert config.current_precision() == "default"
 
 
-def test_autocast_and_float64_compile_to_the_plain_chain(device: torch.device) -> None:
-    module = pcf.nn.Linear(8, 6, device=device, epilogue=(pcf.relu(),))
+def test_autocast_of_the_cpu_and_float64_compile_to_the_plain_chain() -> None:
+    module = pcf.nn.Linear(8, 6, epilogue=(pcf.relu(),))
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    x = torch.randn(4, 8, device=device)
-    with torch.autocast(device.type, torch.bfloat16):
+    x = torch.randn(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
         assert compiled(x).dtype == torch.bfloat16
     wide = copy.deepcopy(module).double()
     compiled = torch.compile(wide, fullgraph=True, backend="aot_eager")
@@ -135,6 +135,24 @@ def test_autocast_and_float64_compile_to_the_plain_chain(device: torch.device) -
     assert {"linear: autocast is enabled", "linear: dtype float64"} <= set(
         pcf.counters()["fallback"]
     )
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+def test_16_bit_modules(dtype: torch.dtype, training: bool, cuda, fused: None) -> None:
+    module = pcf.nn.LinearScaleBatchNorm1d(64, 48, (48,), device=cuda, dtype=dtype)
+    twin = copy.deepcopy(module.train(training))
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x, grad = torch.randn(2, 32, 64, device=cuda, dtype=dtype).unbind(0)
+    for _ in range(2):
+        results = [one(x) for one in (compiled, twin)]
+        assert torch.equal(*results)
+        grads = [
+            torch.autograd.grad(out, list(one.parameters()), grad[:, :48])
+            for out, one in zip(results, (module, twin), strict=True)
+        ]
+        assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
 
 
 def test_a_fallback_error_stops_the_compilation(device: torch.device) -> None:

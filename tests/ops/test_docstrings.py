@@ -16,7 +16,9 @@ MODULES = [
     if not module.name.startswith(SKIP)
 ]
 # Their users see them, so each has an example.
-PUBLIC = (pycutfuse.ops.linear, pycutfuse.ops.linear_batch_norm, pycutfuse.nn.Linear)
+PUBLIC = (pycutfuse.ops.linear, pycutfuse.ops.linear_batch_norm, pycutfuse.ops.logsumexp)
+PUBLIC += (pycutfuse.nn.Linear, pycutfuse.ops.linear_logsumexp, pycutfuse.nn.LinearLogSumExp)
+PUBLIC += (pycutfuse.nn.LinearSigmoidLinearLogSumExp,)
 PUBLIC += (pycutfuse.nn.LinearScaleBatchNorm1d, pycutfuse.explain, pycutfuse.freeze)
 
 

@@ -47,8 +47,9 @@ def test_a_planned_call(monkeypatch: pytest.MonkeyPatch) -> None:
     found = pcf.explain(pcf.ops.linear, torch.ones(2, 5000), torch.ones(4, 5000))
     assert (found.path, found.reason) == ("hand-over", "K is over the limit of 4000")
     found = pcf.explain(pcf.ops.linear, torch.ones(2, 3), torch.ones(4, 3), precision="tf32")
-    assert found.path == "hand-over"
-    assert "tf32" in found.reason
+    assert (found.path, found.tier) == ("fused", "tf32")
+    found = pcf.explain(pcf.ops.linear, torch.ones(2, 3), torch.ones(4, 3), precision="torch")
+    assert (found.path, found.reason) == ("hand-over", 'precision="torch"')
 
 
 def test_invalid_calls_raise_as_the_call() -> None:

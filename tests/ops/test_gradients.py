@@ -87,7 +87,7 @@ def test_batch_norm_function_passes_gradcheck(training: bool, after) -> None:
         return LinearBatchNormFunction.apply(
             *(x, weight, None, None, gamma, beta, *stats, training, 0.1, 1e-5),
             *((inner.codes, inner.constants), (outer.codes, outer.constants), 1),
-            *("default", None, scale),
+            *("default", scale),
         )
 
     assert torch.autograd.gradcheck(call, tuple(inputs))
@@ -171,3 +171,32 @@ def test_gradients_keep_their_own_memory(device: torch.device) -> None:
     first, second = torch.autograd.grad(out, (full, other), grad)
     addresses = {tensor.data_ptr() for tensor in (grad, first, second)}
     assert len(addresses) == 3
+
+
+@pytest.mark.parametrize("step", [pcf.hardtanh(-2.0, 3.0), pcf.clamp(-2.0, 3.0)], ids=["h", "c"])
+def test_gradients_at_bounds(step, device: torch.device) -> None:
+    x = torch.tensor([[-3.0], [-2.0], [0.0], [3.0], [4.0]], device=device).requires_grad_()
+    twin = x.detach().clone().requires_grad_()
+    plain = F.hardtanh if step.op == "hardtanh" else torch.clamp
+    pcf.ops.linear(x, torch.ones(1, 1, device=device), epilogue=(step,)).sum().backward()
+    plain(twin, -2.0, 3.0).sum().backward()
+    assert torch.equal(x.grad, twin.grad)
+
+
+@pytest.mark.parametrize("tail", ["linear", "norm"])
+@pytest.mark.parametrize("shape", [(3, 0), (0, 0), (0, 4)], ids=str)
+def test_gradients_of_empty_inputs(tail: str, shape, device: torch.device) -> None:
+    x, weight, bias = leaves(shape, (2, shape[1]), (2,), device=device)
+    twins = copies([x, weight, bias])
+    if tail == "linear":
+        ours, theirs = pcf.ops.linear(x, weight, bias), F.linear(*twins)
+    else:
+        stats = [torch.zeros(2, device=device), torch.ones(2, device=device)]
+        ours = pcf.ops.linear_batch_norm(
+            x, weight, bias, running_mean=stats[0], running_var=stats[1], eps=0.25
+        )
+        theirs = F.batch_norm(F.linear(*twins), *stats, eps=0.25)
+    ours.sum().backward()
+    theirs.sum().backward()
+    for one, twin in zip((x, weight, bias), twins, strict=True):
+        assert torch.equal(one.grad, twin.grad)

@@ -1,5 +1,7 @@
 """Invalid calls raise torch's exception type with value, limit and remedy, and change nothing."""
 
+import copy
+
 import pytest
 import torch
 
@@ -110,3 +112,61 @@ def test_torch_jit_script_says_what_to_do() -> None:
     for layer in (pcf.nn.Linear(2, 2), torch.nn.Sequential(pcf.nn.Linear(2, 2))):
         with pytest.raises(NotImplementedError, match=r"torch\.compile"):
             torch.jit.script(layer)
+
+
+@pytest.mark.parametrize("steps", [(pcf.relu,), ("relu",), (None,), (torch.ones(4),)], ids=str)
+def test_what_is_no_step(steps) -> None:
+    x, weight = torch.ones(6, 5), torch.ones(4, 5)
+    for call in (
+        lambda: pcf.ops.linear(x, weight, epilogue=steps),
+        lambda: pcf.ops.linear_batch_norm(x, weight, epilogue=steps, training=True),
+        lambda: pcf.ops.linear_batch_norm(x, weight, after=steps, training=True),
+    ):
+        with pytest.raises(TypeError, match="step 0"):
+            call()
+
+
+@pytest.mark.parametrize("eps", ["small", None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_eps_that_is_no_number(eps, dtype: torch.dtype, device: torch.device) -> None:
+    x, layer = torch.ones(6, 5, device=device, dtype=dtype), pcf.nn.LinearScaleBatchNorm1d(5, 4, ())
+    layer.to(device, dtype)
+    layer(x)
+    layer.bn.eps = eps
+    for call in (
+        lambda: layer(x),
+        lambda: pcf.ops.linear_batch_norm(x, layer.gemm.weight, training=True, eps=eps),
+    ):
+        with pytest.raises(TypeError):
+            call()
+    assert int(layer.bn.num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (1, 3, 1), (2,)], ids=str)
+def test_the_plain_chain_grows_no_output_either(shape) -> None:
+    x, weight = torch.ones(3, 5).double(), torch.ones(1, 5).double()
+    with pytest.raises(RuntimeError, match="operand 0"):
+        pcf.ops.linear(x, weight, epilogue=(pcf.mul(torch.ones(shape).double()),))
+
+
+def test_a_bias_of_one_feature_has_one_element() -> None:
+    for dtype in (torch.float32, torch.float64):
+        x, weight, bias = (torch.ones(s, dtype=dtype) for s in ((3, 5), (1, 5), (2,)))
+        with pytest.raises(RuntimeError, match="shape"):
+            pcf.ops.linear(x, weight, bias)
+
+
+def test_an_empty_batch_of_a_number_as_scale(device: torch.device) -> None:
+    layer = pcf.nn.LinearScaleBatchNorm1d(5, 4, (), device=device)
+    ours, theirs = (
+        copy.deepcopy(one)(torch.ones(0, 5, device=device)) for one in (layer, layer.to_torch())
+    )
+    assert ours.shape == theirs.shape == (0, 4)
+
+
+def test_a_step_of_another_dtype_promotes_where_a_bias_raises() -> None:
+    x, weight, vector = torch.ones(3, 5), torch.ones(4, 5), torch.ones(4).double()
+    result = pcf.ops.linear(x, weight, epilogue=(pcf.add(vector),))
+    assert result.dtype is torch.float64
+    with pytest.raises(RuntimeError, match="bias"):
+        pcf.ops.linear(x, weight, vector)

@@ -37,12 +37,23 @@ def batch_norm(training: bool, tracked: bool, device: str) -> tuple[Any, ...]:
     return x, weight, *inner, *affine, *stats, *numbers, *after, precision
 
 
+def narrow(name: str, arguments: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """x, weight and operands of `dtype`; a batch norm's tensors stay float32."""
+    x, weight, *rest = arguments
+    rest[4] = [operand.to(dtype) for operand in rest[4]]
+    return name, (x.to(dtype), weight.to(dtype), *rest)
+
+
 SAMPLES = {
     "linear": lambda d: ("linear_fused", linear((6, 5), d)),
     "linear_3d": lambda d: ("linear_fused", linear((2, 3, 5), d)),
     "train": lambda d: ("linear_batch_norm", batch_norm(True, True, d)),
     "train_untracked": lambda d: ("linear_batch_norm", batch_norm(True, False, d)),
     "eval": lambda d: ("linear_batch_norm", batch_norm(False, True, d)),
+    "half": lambda d: narrow("linear_fused", linear((6, 5), d), torch.float16),
+    "bfloat16": lambda d: narrow("linear_fused", linear((6, 5), d), torch.bfloat16),
+    "half_train": lambda d: narrow("linear_batch_norm", batch_norm(True, True, d), torch.half),
+    "half_eval": lambda d: narrow("linear_batch_norm", batch_norm(False, True, d), torch.half),
 }
 
 

@@ -16,8 +16,9 @@ CPP_ROOMS = {
     "program": BASE,
     "split": BASE,
     "batch_norm": BASE | {"program"},
+    "row_reduce": BASE,
     "gemm": BASE | {"program", "split", "batch_norm"},
-    "fused": BASE | {"program", "split", "batch_norm", "gemm"},
+    "fused": BASE | {"program", "split", "batch_norm", "row_reduce", "gemm"},
     "bindings": set(),  # sees the contract only
 }
 CPP_FILES = files("cpp", suffixes=CPP)

@@ -5,8 +5,10 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <cutlass/device_kernel.h>
+#include <algorithm>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <mutex>
+#include <type_traits>
 
 #include "core/driver.h"
 #include "core/status.h"
@@ -16,11 +18,14 @@
 
 namespace cutfuse::gemm::sm90 {
 
-template <int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK>
-class SplitGemm final : public Launcher {
+template <class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK>
+class Sm90Gemm final : public Launcher {
   using TileShape = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
   using ClusterShape = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
-  using Mainloop = SplitMainloop<TileShape, ClusterShape, kStages, kPromoteK>;
+  static constexpr int kPlanes = kPromoteK == 0 ? 1 : 2;
+  using Mainloop =
+      std::conditional_t<kPlanes == 1, PlainMainloop<Element, TileShape, ClusterShape, kStages, 1>,
+                         SplitMainloop<TileShape, ClusterShape, kStages, kPromoteK>>;
   using Epilogue = EpilogueCollective<TileShape>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
@@ -30,8 +35,9 @@ class SplitGemm final : public Launcher {
   static_assert(kSharedBytes <= 232448, "shared memory of one sm_90 block");
 
  public:
-  SplitGemm(const GemmProblem& problem, const GemmPolicy& policy, const DeviceProps& device)
-      : problem_(problem), policy_(policy), device_(device) {}
+  Sm90Gemm(const GemmProblem& problem, const GemmPolicy& policy, const OperandLayout& layout,
+           const DeviceProps& device)
+      : problem_(problem), policy_(policy), layout_(layout), device_(device) {}
 
   Status launch(const GemmCall& call, void* stream) noexcept override {
     // The first call encodes the tensor maps and lifts the shared-memory limit; later calls copy
@@ -53,8 +59,8 @@ class SplitGemm final : public Launcher {
         !status.ok())
       return status;
     const Matrix& out = call.epilogue.out;
-    params.epilogue.out_mapped &=
-        out.row_stride == out_row_stride_ && reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
+    params.epilogue.out_mapped &= out.row_stride == out_.row_stride && out.dtype == out_.dtype &&
+                                  reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
     if (params.epilogue.out_mapped) {
       if (Status status = replace_tensor_map_address(&params.epilogue.out_map, out.data);
           !status.ok()) {
@@ -83,11 +89,12 @@ class SplitGemm final : public Launcher {
  private:
   GemmProblem problem_;
   GemmPolicy policy_;
+  OperandLayout layout_;
   DeviceProps device_;
   std::once_flag once_;
   Status prepared_;
   Params params_;
-  int64_t out_row_stride_ = 0;
+  Matrix out_;  // what out_map was encoded for
 
   Status prepare(const GemmCall& call) noexcept {
     CUTFUSE_CUDA(cudaFuncSetAttribute(cutlass::device_kernel<Kernel>,
@@ -96,17 +103,17 @@ class SplitGemm final : public Launcher {
     const int m = static_cast<int>(problem_.m);
     const int n = static_cast<int>(problem_.n);
     const int k = static_cast<int>(problem_.k);
-    const int64_t leading = (problem_.k + 7) / 8 * 8;
     typename Kernel::Arguments args{};
     args.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-    args.problem_shape = {m, n, 2 * ((k + kTileK - 1) / kTileK * kTileK), 1};
-    args.mainloop.planes.ptr_A = static_cast<const cutlass::half_t*>(call.a_planes);
-    args.mainloop.planes.dA = {leading, cute::_1{}, problem_.m * leading};
-    args.mainloop.planes.ptr_B = static_cast<const cutlass::half_t*>(call.b_planes);
-    args.mainloop.planes.dB = {leading, cute::_1{}, problem_.n * leading};
+    args.problem_shape = {m, n, Mainloop::kernel_k(k, policy_.split_k), policy_.split_k};
+    args.mainloop.planes.ptr_A = static_cast<const Element*>(call.a_planes);
+    args.mainloop.planes.dA = {layout_.a_leading, cute::_1{}, problem_.m * layout_.a_leading};
+    args.mainloop.planes.ptr_B = static_cast<const Element*>(call.b_planes);
+    args.mainloop.planes.dB = {layout_.b_leading, cute::_1{}, problem_.n * layout_.b_leading};
     args.mainloop.m = m;
     args.mainloop.n = n;
     args.mainloop.k = k;
+    args.mainloop.parts = policy_.split_k;
     args.epilogue = call.epilogue;
     args.hw_info.device_id = device_.index;
     args.hw_info.sm_count = device_.sm_count;
@@ -114,13 +121,14 @@ class SplitGemm final : public Launcher {
     using Order = decltype(args.scheduler.raster_order);
     args.scheduler.raster_order = policy_.raster == Raster::kAlongN ? Order::AlongN : Order::AlongM;
     params_ = Kernel::to_underlying_arguments(args, nullptr);
-    const Matrix& out = call.epilogue.out;
-    out_row_stride_ = out.row_stride;
-    params_.epilogue.out_mapped =
-        out.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
+    out_ = call.epilogue.out;
+    const int64_t alignment = 16 / size_of(out_.dtype);
+    params_.epilogue.out_mapped = out_.data != nullptr && out_.row_stride % alignment == 0 &&
+                                  reinterpret_cast<uintptr_t>(out_.data) % 16 == 0;
     if (params_.epilogue.out_mapped) {
-      return encode_output_map(out, problem_.m, problem_.n, 16, Epilogue::kBoxColumns,
-                               &params_.epilogue.out_map);
+      const int64_t count = std::max(policy_.split_k, call.epilogue.out_planes);
+      return encode_output_map(out_, problem_.m, problem_.n, count, problem_.m * out_.row_stride,
+                               16, &params_.epilogue.out_map);
     }
     return {};
   }
@@ -131,12 +139,20 @@ class SplitGemm final : public Launcher {
   }
 };
 
-template <int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK>
+template <class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK>
 Instance make_instance() {
-  using Gemm = SplitGemm<kTileM, kTileN, kClusterM, kStages, kPromoteK>;
-  return {kTileM, kTileN, kClusterM, kPromoteK,
-          [](const GemmProblem& problem, const GemmPolicy& policy, const DeviceProps& device) {
-            return std::unique_ptr<Launcher>(new Gemm(problem, policy, device));
+  constexpr bool kIsHalf = std::is_same_v<Element, cutlass::half_t>;
+  return {90,
+          kIsHalf ? DType::kFloat16 : DType::kBFloat16,
+          kTileM,
+          kTileN,
+          kClusterM,
+          kPromoteK,
+          [](const GemmProblem& problem, const GemmPolicy& policy, const OperandLayout& layout,
+             const DeviceProps& device) {
+            return std::unique_ptr<Launcher>(
+                new Sm90Gemm<Element, kTileM, kTileN, kClusterM, kStages, kPromoteK>(
+                    problem, policy, layout, device));
           }};
 }
 

@@ -1,0 +1,91 @@
+/// \file
+/// Expected times of a problem here and in PyTorch, which decide who runs it.
+#include <algorithm>
+
+#include "core/status.h"
+#include "cutfuse/fused.h"
+
+namespace cutfuse {
+namespace {
+
+// Microseconds and bytes or operations per microsecond, measured on an H200 over log-uniform sizes
+// of 1 ... 16384 with bias and gelu, by graph replay. PyTorch's figures are its best ones, so that
+// a problem is taken only where it is faster against those.
+constexpr double kBandwidth = 3.4e6;
+constexpr double kLaunch = 2.5;  // of one more kernel in a graph
+
+double ceil_div(double a, double b) {
+  return static_cast<double>((int64_t(a) + int64_t(b) - 1) / int64_t(b));
+}
+
+double ours(const FusedProblem& problem, const DeviceProps& device) {
+  const auto [m, n, k, precision, dtype] = problem.gemm;
+  const int32_t planes = plane_count(problem.gemm);
+  GemmPolicy policy = select_policy(problem.gemm, device);
+  if (problem.tail == Tail::kNone) {
+    policy.split_k = select_split_k(problem.gemm, policy, device);
+  }
+  double time = 6.0;
+  if (planes > 0) {
+    const double split =
+        double(m) * double(k) + (problem.weight_planes ? 0.0 : double(n) * double(k));
+    time += kLaunch + split * (4.0 + 2.0 * planes) / kBandwidth;
+  }
+  if (planes == 0 && k % 8 != 0) {  // padded copies are made before
+    time += 2 * kLaunch + 2.0 * double(size_of(dtype)) * double(m + n) * double(k) / kBandwidth;
+  }
+  const bool large = policy.tile_n == 256;
+  const double k_tile = planes == 2 ? (policy.promote_k == 16 ? 1.9 : 1.1 * policy.tile_n / 128.0)
+                                    : (large ? 0.62 : 0.42);
+  // The result leaves by the copy engine only if its rows are 16 bytes apart, or multiples of that.
+  double epilogue = n * size_of(dtype) % 16 == 0 ? 2.5 : n % 2 == 0 ? 5.0 : 10.0;
+  for (int32_t i = 0; i < problem.program.count; ++i) {
+    epilogue += problem.program.steps[i].op >= Op::kSigmoid ? 3.0 : 0.5;
+  }
+  if (large) epilogue *= 2.0;
+  const double tiles = ceil_div(double(m), policy.tile_m) * ceil_div(double(n), policy.tile_n);
+  const double waves = ceil_div(tiles * policy.split_k, device.sm_count);
+  time += waves * (ceil_div(ceil_div(double(k), 64.0), policy.split_k) * k_tile + epilogue);
+  const double out = double(m) * double(n);
+  if (policy.split_k > 1) time += kLaunch + out * 4.0 * (policy.split_k + 1) / kBandwidth;
+  if (problem.tail == Tail::kBatchNormTrain) {
+    time += 2 * kLaunch + 2.0 * out * double(size_of(dtype)) / kBandwidth;
+  }
+  if (problem.tail == Tail::kLogSumExp) time += kLaunch;
+  return time;
+}
+
+double torchs(const FusedProblem& problem) {
+  const auto [m, n, k, precision, dtype] = problem.gemm;
+  const auto size = static_cast<double>(size_of(dtype));
+  const double work = 2.0 * double(m) * double(n) * double(k);
+  const double out = double(m) * double(n);
+  // cuBLAS's 16-bit and TF32 kernels need rows 16 bytes apart to be fast.
+  const int64_t alignment = 16 / size_of(dtype);
+  const bool aligned = k % alignment == 0 && n % alignment == 0;
+  const double rate = plane_count(problem.gemm) == 2 ? 52e6
+                      : !aligned                     ? 150e6
+                      : dtype == DType::kFloat32     ? 380e6
+                                                     : 720e6;
+  const double bytes = (double(m) * double(k) + double(n) * double(k) + out) * size;
+  const double contraction = std::max({work / rate, bytes / kBandwidth, 0.0032 * double(k)});
+  // The first step is usually a bias, which addmm takes along.
+  double passes = std::max(problem.program.count - 1, 0) + problem.after.count;
+  if (problem.tail != Tail::kNone) passes += problem.tail == Tail::kBatchNormTrain ? 2.0 : 1.0;
+  return 3.0 + contraction + passes * (1.5 + 2.0 * out * size / kBandwidth);
+}
+
+}  // namespace
+
+Status why_slower(const FusedProblem& problem, const DeviceProps& device) noexcept {
+  const double here = ours(problem, device);
+  const double there = torchs(problem);
+  if (here <= there) {
+    return {};
+  }
+  return error(Code::kNotSupported,
+               "%s: PyTorch's kernels are expected to be faster (%.0f against %.0f us)",
+               to_string(problem.gemm).c_str(), there, here);
+}
+
+}  // namespace cutfuse

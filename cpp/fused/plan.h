@@ -1,0 +1,90 @@
+/// \file
+/// One contraction with its program and tail as stages over a workspace arena.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/checked_math.h"
+#include "cutfuse/fused.h"
+#include "cutfuse/split.h"
+#include "gemm/launcher.h"
+
+namespace cutfuse::fused {
+
+/// Hands out aligned pieces of the workspace, in order.
+class Arena {
+ public:
+  /// Offset of a piece of `bytes`, or false if the total overflows.
+  bool add(int64_t bytes, int64_t* offset) {
+    constexpr int64_t kAlignment = 256;
+    *offset = size_;
+    return checked_round_up(bytes, kAlignment, &bytes) && checked_add(size_, bytes, &size_);
+  }
+  int64_t size() const { return size_; }
+
+ private:
+  int64_t size_ = 0;
+};
+
+template <class T>
+T* at(void* workspace, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
+}
+
+/// What a contraction of a chain shares with its neighbour.
+struct Links {
+  bool reads_planes = false;   ///< x comes as planes at gemm::kBoundedExponent, unless 16-bit
+  bool writes_planes = false;  ///< out goes as such planes, unless 16-bit
+};
+
+class FusedPlan final : public Plan {
+ public:
+  FusedPlan(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy& policy,
+            Links links)
+      : problem_(problem), device_(device), policy_(policy), links_(links) {}
+
+  const FusedProblem& problem() const noexcept override { return problem_; }
+  const GemmPolicy& policy() const noexcept override { return policy_; }
+  const DeviceProps& device() const noexcept override { return device_; }
+  int64_t workspace_bytes() const noexcept override { return arena_.size(); }
+  std::string describe() const override;
+
+  Status lay_out();
+  /// `x_planes` and `out_planes` are what the links say, on the current device.
+  Status launch(const FusedBuffers& buffers, const void* x_planes, void* out_planes,
+                void* stream) const noexcept;
+
+ private:
+  FusedProblem problem_;
+  DeviceProps device_;
+  GemmPolicy policy_;
+  Links links_;
+  Arena arena_;
+  int64_t x_planes_ = 0, x_words_ = 0, weight_planes_ = 0, weight_words_ = 0, partials_ = 0;
+  int64_t slices_ = 0;
+  std::unique_ptr<gemm::Launcher> gemm_;
+
+  int32_t planes() const { return plane_count(problem_.gemm); }
+  bool empty() const { return problem_.gemm.m == 0 || problem_.gemm.n == 0; }
+  bool training() const { return problem_.tail == Tail::kBatchNormTrain; }
+  /// Whether the program runs in a pass after the contraction, which adds the parts of K.
+  bool splits_k() const { return policy_.split_k > 1; }
+  int64_t slice_row_stride() const { return (problem_.gemm.n + 3) / 4 * 4; }
+  int64_t slice_stride() const { return problem_.gemm.m * slice_row_stride(); }
+  bool reduces_rows() const { return problem_.tail == Tail::kLogSumExp; }
+  /// Partials of the tail's reduction, of each column or of each row.
+  int64_t partial_count() const;
+  Status check(const FusedBuffers& buffers) const noexcept;
+  Status split_operands(const FusedBuffers& buffers, void* stream) const noexcept;
+  Status bind(const FusedBuffers& buffers, const void* x_planes, void* out_planes,
+              gemm::GemmCall* call, DeviceProgram* after) const noexcept;
+  Status bind_programs(const FusedBuffers& buffers, gemm::EpilogueArguments* epilogue,
+                       DeviceProgram* after) const noexcept;
+};
+
+/// Plans one contraction; `forced` may be null.
+Status make(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy* forced,
+            Links links, std::unique_ptr<FusedPlan>* plan) noexcept;
+
+}  // namespace cutfuse::fused

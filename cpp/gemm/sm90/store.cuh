@@ -1,0 +1,177 @@
+/// \file
+/// Ways of a warp's accumulators to memory: through shared memory by the copy engine, which goes on
+/// while the next tile is multiplied and clips at the matrix's bounds.
+#pragma once
+
+#include <cuda.h>
+#include <cutlass/arch/barrier.h>
+#include <cutlass/cutlass.h>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "device/moments.h"
+#include "device/values.cuh"
+#include "gemm/launcher.h"
+#include "gemm/sm90/coordinates.cuh"
+#include "gemm/store.cuh"
+
+namespace cutfuse::gemm::sm90 {
+
+inline constexpr int kBoxWords = 16;  // 64 bytes of a row
+
+/// A warp's own piece of shared memory: boxes on their way to memory, then its moments.
+template <int kTileN>
+union alignas(1024) WarpStorage {
+  static constexpr int kBoxes = kTileN == 192 ? 3 : 4;  // in flight; what fits
+  uint32_t boxes[kBoxes][16 * kBoxWords];
+  Moments moments[kTileN];
+};
+
+/// Of one consumer warpgroup.
+CUTLASS_DEVICE void sync_group(int thread) {
+  cutlass::arch::NamedBarrier::sync(128, 2u + thread / 128);
+}
+
+/// Word of (row, word) in a box: bits 4 and 5 of the address are flipped by bits 7 and 8.
+CUTLASS_DEVICE int swizzled(int row, int word) {
+  const int offset = row * kBoxWords + word;
+  return offset ^ ((offset >> 5 & 3) << 2);
+}
+
+/// What depends on `lane` is computed after this point: box addresses would otherwise be kept, and
+/// spilled, from tile to tile.
+CUTLASS_DEVICE void keep_here(int& lane) { asm volatile("" : "+r"(lane)); }
+
+/// Waits until the box that `number` takes is free; calls fill(box); sends it.
+template <int kTileN, class Fill>
+CUTLASS_DEVICE void send_box(int number, int lane, const CUtensorMap* map, int column, int row,
+                             int plane, WarpStorage<kTileN>& storage, const Fill& fill) {
+  constexpr int kBoxes = WarpStorage<kTileN>::kBoxes;
+  uint32_t* box = storage.boxes[number % kBoxes];
+  cute::tma_store_wait<kBoxes - 1>();  // of lane 0's boxes, the one that was here has left
+  __syncwarp();
+  fill(box);
+  cute::tma_store_fence();
+  __syncwarp();
+  if (lane == 0) {
+    cute::SM90_TMA_STORE_3D::copy(map, box, column, row, plane);
+    cute::tma_store_arrive();
+  }
+}
+
+/// fp32, 16 columns a box.
+template <int kTileN>
+CUTLASS_DEVICE void store_boxes(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
+                                const AccumulatorCoordinates<kTileN>& at, int lane,
+                                const CUtensorMap* map, int plane, WarpStorage<kTileN>& storage) {
+  keep_here(lane);
+  CUTLASS_PRAGMA_UNROLL
+  for (int number = 0; number < kTileN / 16; ++number) {
+    const auto fill = [&](uint32_t* box) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int j = 2 * number + half;
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int word = swizzled(lane / 4 + 8 * r, 8 * half + lane % 4 * 2);
+          *reinterpret_cast<float2*>(box + word) = {v[(j * 2 + r) * 2], v[(j * 2 + r) * 2 + 1]};
+        }
+      }
+    };
+    send_box<kTileN>(number, lane, map, at.column0 + number * 16, at.row0, plane, storage, fill);
+  }
+}
+
+/// 16-bit values, 32 columns a box; pack(a, b) makes a word of two.
+template <int kTileN, class Pack>
+CUTLASS_DEVICE void store_packed_boxes(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
+                                       const AccumulatorCoordinates<kTileN>& at, int lane,
+                                       const CUtensorMap* map, int plane,
+                                       WarpStorage<kTileN>& storage, const Pack& pack) {
+  keep_here(lane);
+  CUTLASS_PRAGMA_UNROLL
+  for (int number = 0; number < kTileN / 32; ++number) {
+    const auto fill = [&](uint32_t* box) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int quarter = 0; quarter < 4; ++quarter) {
+        const int j = 4 * number + quarter;
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          box[swizzled(lane / 4 + 8 * r, 4 * quarter + lane % 4)] =
+              pack(v[(j * 2 + r) * 2], v[(j * 2 + r) * 2 + 1]);
+        }
+      }
+    };
+    send_box<kTileN>(number, lane, map, at.column0 + number * 32, at.row0, plane, storage, fill);
+  }
+}
+
+template <int kTileN>
+CUTLASS_DEVICE void store_narrow_boxes(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
+                                       const AccumulatorCoordinates<kTileN>& at, int lane,
+                                       const CUtensorMap* map, DType dtype,
+                                       WarpStorage<kTileN>& storage) {
+  if (dtype == DType::kFloat16) {
+    store_packed_boxes<kTileN>(v, at, lane, map, 0, storage,
+                               [](float a, float b) { return pack_pair(a, b, DType::kFloat16); });
+  } else {
+    store_packed_boxes<kTileN>(v, at, lane, map, 0, storage,
+                               [](float a, float b) { return pack_pair(a, b, DType::kBFloat16); });
+  }
+}
+
+/// Bounded values as fp16 planes at kBoundedExponent: what the next contraction reads.
+template <int kTileN>
+CUTLASS_DEVICE void store_plane_boxes(float (&v)[AccumulatorCoordinates<kTileN>::kSize],
+                                      const AccumulatorCoordinates<kTileN>& at, int lane,
+                                      const CUtensorMap* map, int planes,
+                                      WarpStorage<kTileN>& storage) {
+  CUTLASS_PRAGMA_UNROLL
+  for (float& value : v) value *= 1 << kBoundedExponent;
+  store_packed_boxes<kTileN>(v, at, lane, map, 0, storage,
+                             [](float a, float b) { return pack_pair(a, b, DType::kFloat16); });
+  if (planes == 2) {
+    store_packed_boxes<kTileN>(v, at, lane, map, 1, storage, [](float a, float b) {
+      const float2 hi = unpack_pair(pack_pair(a, b, DType::kFloat16), DType::kFloat16);
+      return pack_pair(a - hi.x, b - hi.y, DType::kFloat16);
+    });
+  }
+}
+
+/// For results that allow neither boxes nor pairs: 32 columns of a row leave together.
+template <int kTileN>
+CUTLASS_DEVICE void store_rows(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
+                               const AccumulatorCoordinates<kTileN>& at, int lane,
+                               const Matrix& out, WarpStorage<kTileN>& storage) {
+  constexpr int kPitch = 40;  // words: neither the pairs written nor the rows read conflict
+  static_assert(16 * kPitch * sizeof(float) <= sizeof(storage.boxes));
+  auto* staged = reinterpret_cast<float*>(storage.boxes);
+  const int first_row = at.row0 - lane / 4;
+  const int rows = at.rows - first_row;
+  CUTLASS_PRAGMA_UNROLL
+  for (int number = 0; number < kTileN / 32; ++number) {
+    __syncwarp();
+    CUTLASS_PRAGMA_UNROLL
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      const int j = 4 * number + quarter;
+      CUTLASS_PRAGMA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        *reinterpret_cast<float2*>(staged + (lane / 4 + 8 * r) * kPitch + 8 * quarter +
+                                   lane % 4 * 2) = {v[(j * 2 + r) * 2], v[(j * 2 + r) * 2 + 1]};
+      }
+    }
+    __syncwarp();
+    const int column = at.column0 - lane % 4 * 2 + 32 * number + lane;
+    if (column < at.columns) {
+      const int64_t first = int64_t(first_row) * out.row_stride + column;
+      CUTLASS_PRAGMA_UNROLL
+      for (int row = 0; row < 16; ++row) {
+        if (row < rows) {
+          store_value(out.data, first + row * out.row_stride, staged[row * kPitch + lane],
+                      out.dtype);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace cutfuse::gemm::sm90

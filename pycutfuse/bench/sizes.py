@@ -1,0 +1,165 @@
+"""Random sizes of one linear layer with bias and gelu, beside eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pycutfuse.bench import flags, replay, route, timing, usage
+from pycutfuse.bench.cases import SizesCase, at_shape
+from pycutfuse.bench.compare import DISTRIBUTIONS, compare_models, draw, draw_weights
+from pycutfuse.bench.floors import linear_work
+from pycutfuse.bench.problem import describe
+from pycutfuse.bench.results import (
+    COMPILE_TUNED,
+    EAGER,
+    NO_SLOWER,
+    OURS,
+    SizeResult,
+    SizesResult,
+)
+from pycutfuse.bench.runner import TUNED, Options, make_reference, progress
+from pycutfuse.bench.timing import Settings
+
+MAX_SETS = 8
+BIG_BYTES = 256_000_000
+"""A size that holds this much gives its memory back before the next one."""
+
+SLICES = Settings(slice_s=0.02, rounds=4)
+AGAIN = Settings(slice_s=0.1, rounds=6)
+"""Slices of the first timing, and of a loser's second."""
+
+
+def random_sizes(case: SizesCase) -> list[tuple[int, int, int]]:
+    """The (M, N, K) of a case: the same numbers for the same seed.
+
+    Examples
+    --------
+    >>> random_sizes(SizesCase("sizes", count=2, largest=16384, compiled=0))
+    [(3620, 1564, 59), (12, 143, 51)]
+    """
+    generator = random.Random(case.seed)
+
+    def draw_one() -> int:
+        return round(math.exp(generator.uniform(0, math.log(case.largest))))
+
+    return [(draw_one(), draw_one(), draw_one()) for _ in range(case.count)]
+
+
+def run_sizes(case: SizesCase, options: Options, device: torch.device) -> SizesResult:
+    """Verify every size and, on a GPU, time those that pass; losers are timed once more."""
+    entries: list[SizeResult] = []
+    begin = time.perf_counter()
+    with flags.matmul_precision(options.at.tf32):
+        for index, size in enumerate(random_sizes(case)):
+            tuned = options.compile and options.tuned and index < case.compiled
+            try:
+                entry = _run(size, DISTRIBUTIONS[index % 3], tuned, options, device)
+            except Exception as error:  # the other sizes are still of interest
+                m, n, k = size
+                entry = SizeResult(m, n, k, [], failure=describe(error))
+            entries.append(entry)
+            progress(f"  [{index + 1}/{case.count}] {_line(entry)}")
+    progress(f"  {case.count} sizes in {time.perf_counter() - begin:.0f} s")
+    usage.release()
+    return SizesResult(case.name, options.tier, entries)
+
+
+def _run(
+    size: tuple[int, int, int],
+    distribution: str,
+    tuned: bool,
+    options: Options,
+    device: torch.device,
+) -> SizeResult:
+    m, n, k = size
+    tier = options.at
+    case = at_shape(m, n, k)
+    reference = make_reference(case, tier, device)
+    generator = torch.Generator(device).manual_seed(0)
+    draw_weights(reference, distribution, generator)
+    like = torch.empty(0, device=device, dtype=tier.dtype)
+    x = draw(distribution, (m, k), like, generator)
+    fused = case.fused(reference)
+    work = linear_work(m, k, n, (n * k + n) * tier.itemsize, tier.itemsize)
+    with flags.quiet_fallback(device.type == "cpu"):
+        checks = compare_models(
+            reference, fused, [x], label=distribution, training=False, limit=tier.limit
+        )
+        ran = route.observe(fused, [x])
+    result = SizeResult(m, n, k, checks, ran.path, ran.reason, work.floor(options.tier)[0])
+    if device.type == "cuda" and result.passed:
+        result = _timed(result, reference, x, case.fused, tuned)
+    del reference, fused, x
+    if work.bytes > BIG_BYTES:
+        usage.release()
+    return result
+
+
+def _timed(
+    result: SizeResult,
+    reference: nn.Module,
+    x: Tensor,
+    fuse: Callable[[nn.Module], nn.Module],
+    tuned: bool,
+) -> SizeResult:
+    linear: Any = reference.linear
+    held = usage.tensor_bytes([linear.weight, x])
+    # Weights rotate as well: they are the larger part where M is small.
+    sets = min(MAX_SETS, timing.sets_needed(held, at_least=1))
+    models = [reference, *(copy.deepcopy(reference) for _ in range(sets - 1))]
+    inputs = [x, *(x.clone() for _ in range(sets - 1))]
+    functions = {EAGER: _each(models, inputs), OURS: _each([fuse(m) for m in models], inputs)}
+    if tuned:
+        functions[COMPILE_TUNED] = _compiled(models, inputs)
+    with torch.no_grad():
+        for function in functions.values():
+            for _ in range(sets + 1):
+                function()
+    timings = replay.interleave(functions, sets, SLICES)
+    result = _with(result, timings)
+    first = result.ratio()
+    if first is not None and first < NO_SLOWER:
+        again = replay.interleave({n: functions[n] for n in (EAGER, OURS)}, sets, AGAIN)
+        result = replace(_with(result, {**timings, **again}), first_ratio=first)
+    return result
+
+
+def _with(result: SizeResult, timings: dict[str, timing.Timing]) -> SizeResult:
+    times = {name: found.seconds.median for name, found in timings.items()}
+    return replace(result, times=times, regime=timings[OURS].regime)
+
+
+def _each(modules: list[nn.Module], inputs: list[Tensor]) -> Callable[[], object]:
+    pairs = list(zip(modules, inputs, strict=True))
+    return timing.rotating(lambda module, x: module(x), pairs)
+
+
+def _compiled(models: list[nn.Module], inputs: list[Tensor]) -> Callable[[], object]:
+    def chain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, weight, bias))
+
+    torch.compiler.reset()
+    function = torch.compile(chain, mode=TUNED, dynamic=False)
+    linears: list[Any] = [model.linear for model in models]
+    triples = [(x, one.weight, one.bias) for x, one in zip(inputs, linears, strict=True)]
+    return timing.rotating(function, triples)
+
+
+def _line(entry: SizeResult) -> str:
+    if entry.failure:
+        return f"{entry}: {entry.failure}"
+    if not entry.passed:
+        return f"{entry}: FAILED, {max(check.ratio for check in entry.checks):.2f} of allowed error"
+    ratio = entry.ratio()
+    speed = "" if ratio is None else f", {ratio:.2f}x eager"
+    return f"{entry}: {entry.path}{speed}"

@@ -1,0 +1,263 @@
+"""Linear, program, linear, program, logsumexp: the raw operator and its autograd function."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pycutfuse import _library, config, reference
+from pycutfuse.ops import _chain_launch, _gate, _launch, _linear, _linear_logsumexp, _vjp
+from pycutfuse.ops._chain_launch import NAME, Call, Layer, check, of_flat
+from pycutfuse.ops._contraction import contract
+from pycutfuse.ops._memo import Memo
+
+__all__ = ["NAME", "Call", "ChainMemo", "Layer", "run"]
+
+
+class ChainMemo(Memo):
+    """`Memo` of chains."""
+
+    __slots__ = ()
+
+    _cached = staticmethod(_chain_launch.cached)
+
+
+def _by_torch(call: Call) -> Tensor:
+    check(call)
+    x, first, second, precision = call
+    program = first.program
+    hidden = _linear.forward_by_torch(
+        x, first.weight, program.codes, program.constants, first.operands, precision
+    )
+    program = second.program
+    logits = _linear.forward_by_torch(
+        hidden, second.weight, program.codes, program.constants, second.operands, precision
+    )
+    return torch.logsumexp(logits, -1)
+
+
+def _forward_cpu(*arguments: Any) -> Tensor:
+    config.report_fallback(NAME, "cpu tensors")
+    return _by_torch(of_flat(arguments))
+
+
+def _forward_cuda(*arguments: Any) -> Tensor:
+    call = of_flat(arguments)
+    tier = config.resolve_tier(call.precision)
+    if tier == "torch":
+        config.count_handover(NAME, _linear.HAND_OVER)
+        return _by_torch(call)
+    found = _chain_launch.lookup(call, tier)
+    if isinstance(found, _chain_launch.Recipe):
+        return _chain_launch.launch(found, call)
+    _launch.report(NAME, found)
+    return _by_torch(call)
+
+
+def _forward_fake(*arguments: Any) -> Tensor:
+    call = of_flat(arguments)
+    check(call)
+    operands = (*call.first.operands, *call.second.operands)
+    return call.x.new_empty(call.x.shape[:-1], dtype=_vjp.promoted(call.x.dtype, operands))
+
+
+def _backward(
+    grad: Tensor,
+    lse: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    codes: list[int],
+    constants: list[float],
+    operands: list[Tensor],
+    second_weight: Tensor,
+    second_codes: list[int],
+    second_constants: list[float],
+    second_operands: list[Tensor],
+    precision: str,
+    needs: list[bool],
+) -> list[Tensor]:
+    """Gradients in the order x, weight, operands, second weight, second operands."""
+    split = 2 + len(operands)
+    of_first, of_second = needs[:split], needs[split:]
+    through = any(of_first)
+    with _vjp.without_autocast(x):
+        shape = (*x.shape[:-1], weight.shape[0])
+        value = contract(_vjp.as_rows(x), weight, precision).reshape(shape)
+        hidden = reference.apply_program(value, codes, constants, operands)
+        second = (second_codes, second_constants, second_operands)
+        of_hidden, of_second_weight, of_second_operands = _linear_logsumexp.logits_vjp(
+            grad, lse, hidden, second_weight, *second, precision, [through, *of_second]
+        )
+        found: list[Tensor | None] = [None] * split
+        if of_hidden is not None:
+            of_value, of_operands = reference.program_vjp(
+                codes, constants, operands, value, of_hidden, of_first[2:]
+            )
+            of_value = of_value.to(x.dtype)
+            pair = _vjp.linear_vjp(x, weight, of_value, of_first[0], of_first[1], precision)
+            found = [*pair, *of_operands]
+        return _vjp.own_memory(
+            (*found, of_second_weight, *of_second_operands),
+            (grad, lse, x, weight, *operands, second_weight, *second_operands),
+        )
+
+
+def _backward_fake(
+    grad: Tensor,
+    lse: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    codes: list[int],
+    constants: list[float],
+    operands: list[Tensor],
+    second_weight: Tensor,
+    second_codes: list[int],
+    second_constants: list[float],
+    second_operands: list[Tensor],
+    precision: str,
+    needs: list[bool],
+) -> list[Tensor]:
+    return _vjp.fake_grads((x, weight, *operands, second_weight, *second_operands), needs)
+
+
+_forward_op = _library.define(
+    "linear_linear_logsumexp",
+    "(Tensor x, Tensor weight, Tensor? planes, Tensor? words, int[] codes, float[] constants, "
+    "Tensor[] operands, Tensor second_weight, Tensor? second_planes, Tensor? second_words, "
+    "int[] second_codes, float[] second_constants, Tensor[] second_operands, str precision) "
+    "-> Tensor",
+    cpu=_forward_cpu,
+    cuda=_forward_cuda,
+    fake=_forward_fake,
+)
+_backward_op = _library.define(
+    "linear_linear_logsumexp_backward",
+    "(Tensor grad, Tensor lse, Tensor x, Tensor weight, int[] codes, float[] constants, "
+    "Tensor[] operands, Tensor second_weight, int[] second_codes, float[] second_constants, "
+    "Tensor[] second_operands, str precision, bool[] needs) -> Tensor[]",
+    cpu=_backward,
+    cuda=_backward,
+    fake=_backward_fake,
+)
+
+_once: Callable[[Any], Any] = once_differentiable  # untyped
+Program = tuple[tuple[int, ...], tuple[float, ...]]
+
+
+class ChainFunction(torch.autograd.Function):
+    """Records `linear_linear_logsumexp`; backward is the vjp of the reference."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        second_weight: Tensor,
+        planes: Tensor | None,
+        words: Tensor | None,
+        second_planes: Tensor | None,
+        second_words: Tensor | None,
+        program: Program,
+        second_program: Program,
+        operand_count: int,
+        precision: str,
+        planned: tuple[_chain_launch.Recipe, Call] | None,
+        *operands: Tensor,
+    ) -> Tensor:
+        out: Tensor
+        if planned is not None:
+            out = _chain_launch.launch(*planned)
+        else:
+            first = (weight, planes, words, *program, operands[:operand_count])
+            second = (second_weight, second_planes, second_words, *second_program)
+            out = _forward_op(x, *first, *second, operands[operand_count:], precision)
+        ctx.save_for_backward(out, x, weight, second_weight, *operands)
+        ctx.settings = program, second_program, operand_count, precision
+        return out
+
+    @staticmethod
+    @_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lse, x, weight, second_weight, *operands = ctx.saved_tensors
+        program, second_program, count, precision = ctx.settings
+        asked = ctx.needs_input_grad
+        of_operands = asked[12:]
+        needs = [*asked[:2], *of_operands[:count], asked[2], *of_operands[count:]]
+        first = (x, weight, *program, operands[:count])
+        second = (second_weight, *second_program, operands[count:])
+        grads = _backward_op(grad, lse, *first, *second, precision, needs)
+        of_x, of_weight, *rest = _vjp.restore(grads, needs)
+        return of_x, of_weight, rest.pop(count), *[None] * 9, *rest
+
+
+_apply = _gate.plain_apply(ChainFunction)
+
+
+def why_reference(call: Call) -> str | None:
+    """Say why the plain chain must run, with torch's own autograd, or None."""
+    x, first, second, _ = call
+    reason = _gate.why_reference(x, first.weight, first.operands)
+    reason = reason or _gate.why_reference(x, second.weight, second.operands)
+    return reason or _linear_logsumexp.why_autocast(x)
+
+
+def run(call: Call, memo: ChainMemo | None = None) -> Tensor:
+    """Run the operator, or the plain chain where the operator cannot answer."""
+    x, first, second, precision = call
+    recipe: Any = None
+    if _gate.is_plain_eager():
+        tier = config.resolve_tier(precision)
+        if tier != "torch":
+            find: Any = _chain_launch.cached if memo is None else memo.find
+            key = (first.program, tier, _chain_launch.TAIL, second.program)
+            recipe = find(call.tensors, *key)
+    if recipe is None:
+        reason = why_reference(call)
+        if reason is not None:
+            return _by_chain(call, reason)
+    if torch.is_grad_enabled() and _gate.any_requires_grad(x, first.weight, call.differentiable):
+        function: Any = ChainFunction
+        apply = function.apply if recipe is None else _apply
+        recorded: Tensor = apply(
+            x,
+            first.weight,
+            second.weight,
+            first.planes,
+            first.words,
+            second.planes,
+            second.words,
+            (first.program.codes, first.program.constants),
+            (second.program.codes, second.program.constants),
+            len(first.operands),
+            precision,
+            None if recipe is None else (recipe, call),
+            *first.operands,
+            *second.operands,
+        )
+        return recorded
+    if recipe is not None:
+        return _chain_launch.launch(recipe, call)
+    out: Tensor = _forward_op(*call.flat())
+    return out
+
+
+def _by_chain(call: Call, reason: str) -> Tensor:
+    x, first, second, _ = call
+    _gate.check_dtypes(x, first.weight)
+    check(call)
+    config.report_fallback(NAME, reason)
+    return reference.linear_linear_logsumexp(
+        x,
+        first.weight,
+        first.program.codes,
+        first.program.constants,
+        first.operands,
+        second.weight,
+        second.program.codes,
+        second.program.constants,
+        second.operands,
+        first.program.biased,
+        second.program.biased,
+    )

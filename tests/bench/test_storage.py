@@ -1,0 +1,135 @@
+"""Results survive JSON, results of older formats are still read, and anything else is refused."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pycutfuse.bench import report, storage
+from pycutfuse.bench.accuracy import Check, Errors
+from pycutfuse.bench.results import (
+    COMPILE,
+    EAGER,
+    OURS,
+    CaseResult,
+    ExecutorResult,
+    Fuzz,
+    HostOverhead,
+    Memory,
+    Run,
+    SizeResult,
+    SizesResult,
+)
+from pycutfuse.bench.statistics import Summary
+from pycutfuse.bench.timing import Timing
+
+COMMITTED = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"))
+
+
+def _timing(seconds):
+    return Timing(Summary(seconds, seconds, seconds, 10), "sustained")
+
+
+def _run():
+    check = Check("rand: output", Errors(1e-7, 1e-7), Errors(4e-7, 4e-7), 2.0**-22)
+    case = CaseResult(
+        name="linear.4x4-4",
+        chain="Linear",
+        shape=(4, 4, 4, 2),
+        training=False,
+        checks=[check],
+        tier="tf32",
+        path="fused",
+        ran="linear: fused (tf32)",
+        timings={EAGER: _timing(4e-3), COMPILE: _timing(3e-3), OURS: _timing(1e-3)},
+        memory=Memory(1, 2, 3, 4),
+        clocks={"sm_mhz": 1400.0},
+    )
+    odd = replace(check, ours=Errors(math.inf, math.nan))
+    broken = replace(case, checks=[replace(odd, ours=Errors(math.inf, 1.0))], timings={})
+    sizes = [
+        SizeResult(1, 2, 3, [check], "fused", "", 1e-5, {EAGER: 2e-5, OURS: 1e-5}, "graph replay"),
+        SizeResult(4, 5, 6, [], failure="RuntimeError"),
+    ]
+    return Run(
+        {"gpu": "H200"},
+        {"settings": {"slice_s": 0.2, "rounds": 4}},
+        [case, broken],
+        [ExecutorResult("executor", [case])],
+        [SizesResult("sizes", "bf16", sizes)],
+        [case],
+        [Fuzz("linear", (0, 9), "H200", {"correct": 10})],
+        {"sm80": "why"},
+        HostOverhead(1e-6, 2e-6, 3e-6, 4e-6, 5e-6, "sm90"),
+    )
+
+
+def test_json_round_trip_keeps_everything():
+    run = _run()
+    text = storage.to_json(run)
+    assert storage.from_json(text) == run
+    data = json.loads(text)
+    assert data["cases"][0]["derived"][OURS]["speedup"] == pytest.approx(3.0)
+    assert data["sizes"][0]["derived"]["worst"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 99}', '{"format": 1}', '{"format": 2}', "nonsense"]
+)
+def test_other_json_is_refused(text):
+    with pytest.raises(ValueError, match=r"format|not a result"):
+        storage.from_json(text)
+
+
+def test_a_newer_format_says_what_to_do():
+    with pytest.raises(ValueError, match=r"format 99; this version reads 1 to 2: measure again"):
+        storage.from_json('{"format": 99}')
+
+
+def test_an_error_names_the_file(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=str(path)):
+        storage.read(path)
+
+
+def _format_1(run):
+    data = json.loads(storage.to_json(run))
+    for name in ("sizes", "forced", "fuzz", "skipped"):
+        del data[name]
+    for case in (*data["cases"], *(p for e in data["executor"] for p in e["programs"])):
+        del case["tier"]
+        case["fused"] = case.pop("path") == "fused"
+    return json.dumps({**data, "format": 1, "tier": "ieee"})
+
+
+def test_the_first_format_is_read_with_its_one_tier():
+    run = _run()
+    left = replace(run.cases[0], path="hand-over", ran="linear: hand-over (faster)")
+    run = replace(run, cases=[*run.cases, left])
+    found = storage.from_json(_format_1(run))
+    assert found.cases == [replace(case, tier="ieee") for case in run.cases]
+    assert (found.sizes, found.forced, found.fuzz, found.skipped) == ([], [], [], {})
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+def test_committed_results_are_rendered(path):
+    run = storage.read(path)
+    assert run.passed
+    assert report.markdown(run).count("| linear_scale_batch_norm.16384x4096-4096.train |") == 1
+
+
+def test_who_is_cut_off_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    storage.write(path, _run())
+    old = path.read_text()
+
+    def cut_off(source, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage.os, "replace", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        storage.write(path, Run({}, {}))
+    assert path.read_text() == old

@@ -1,0 +1,127 @@
+"""Problems that PyTorch is expected to run faster go to PyTorch: counted, explained, not warned."""
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import pycutfuse as pcf
+from pycutfuse import support
+from pycutfuse._loader import native
+from pycutfuse.ops import _launch, _linear
+from pycutfuse.program import EMPTY
+from pycutfuse.support import Problem
+from pycutfuse.testing import slow_problems_taken
+from pycutfuse.testing.forcing import KINDS, Kind
+
+from .simulated import Binding, install
+
+pytestmark = pytest.mark.hands_over
+
+TAILS = ["none", "batch_norm_train", "batch_norm_eval", "logsumexp"]
+SLOWER = "expected to be faster"
+LIMIT = 1000  # multiplications below which the simulated binding hands over
+
+
+class Impatient(Binding):
+    """Hands small problems over."""
+
+    def why_slower(self, problem: Any, device: object) -> str | None:
+        small = problem.m * problem.n * problem.k < LIMIT
+        return f"PyTorch's kernels are {SLOWER}" if small else None
+
+
+@pytest.fixture
+def binding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Impatient]:
+    made = install(monkeypatch)
+    made.__class__ = Impatient
+    monkeypatch.setattr(_linear, "_forward_op", _linear._forward_cuda)
+    yield made
+    _launch.clear_caches()
+
+
+SMALL = torch.ones(2, 3), torch.ones(4, 3)
+LARGE = torch.ones(20, 30), torch.ones(40, 30)
+
+
+def test_a_small_call_is_counted_and_is_torchs(binding: Impatient) -> None:
+    pcf.set_fallback_policy("error")  # a hand-over is no fallback
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            assert torch.equal(pcf.ops.linear(*SMALL), F.linear(*SMALL))
+    assert pcf.counters() == {
+        "fallback": {},
+        "handover": {f"linear: PyTorch's kernels are {SLOWER}": 2},
+    }
+    assert binding.launched == binding.planned == 0
+
+
+def test_a_large_call_is_launched(binding: Impatient) -> None:
+    torch.testing.assert_close(pcf.ops.linear(*LARGE), F.linear(*LARGE))
+    assert pcf.counters() == {"fallback": {}, "handover": {}}
+    assert binding.launched == 1
+
+
+def test_explain_shows_the_reason(binding: Impatient) -> None:
+    found = pcf.explain(pcf.ops.linear, *SMALL)
+    assert (found.path, found.reason) == ("hand-over", f"PyTorch's kernels are {SLOWER}")
+    assert pcf.explain(pcf.ops.linear, *LARGE).path == "fused"
+
+
+def test_tests_may_take_them(binding: Impatient) -> None:
+    with slow_problems_taken():
+        pcf.ops.linear(*SMALL)
+        assert pcf.explain(pcf.ops.linear, *SMALL).path == "fused"
+    assert binding.launched == 1
+    pcf.ops.linear(*SMALL)  # what was planned is not kept
+    assert binding.launched == 1
+
+
+def slower(m: int, n: int, k: int, kind: Kind, tail: str = "none") -> str | None:
+    """What the library says of a problem on an H200, which needs no GPU to be asked."""
+    binding = native().binding
+    if not hasattr(binding, "why_slower"):
+        pytest.skip("libcutfuse is not built, or of another version")
+    dtype, tier = kind
+    leading = (0, 0) if dtype is torch.float32 else (8 * math.ceil(k / 8),) * 2
+    problem = Problem(m, n, k, EMPTY, tail, EMPTY, tier, dtype, False, *leading, 0)
+    reason: str | None = binding.why_slower(support.fused_problem(problem), binding.DeviceProps())
+    return reason
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("tail", TAILS)
+def test_a_tiny_problem_is_slower(kind: Kind, tail: str) -> None:
+    for sizes in ((1, 1, 1), (2, 4, 64), (16, 16, 128)):
+        assert SLOWER in str(slower(*sizes, kind, tail))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("tail", TAILS)
+def test_a_large_problem_is_not(kind: Kind, tail: str) -> None:
+    assert slower(16384, 4096, 4096, kind, tail) is None
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_reason_has_the_sizes_and_both_times(kind: Kind) -> None:
+    reason = str(slower(2, 4, 64, kind))
+    assert reason.startswith("2x4x64 ")
+    assert "us)" in reason
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_on_the_gpu(kind: Kind, cuda: torch.device) -> None:
+    dtype, tier = kind
+    x, weight = (torch.ones(size, 64, device=cuda, dtype=dtype) for size in (2, 4))
+    assert SLOWER in str(pcf.explain(pcf.ops.linear, x, weight, precision=tier).reason)
+    pcf.ops.linear(x, weight, precision=tier)
+    (reason,) = pcf.counters()["handover"]
+    assert SLOWER in reason
+    with slow_problems_taken():
+        assert pcf.explain(pcf.ops.linear, x, weight, precision=tier).path == "fused"
