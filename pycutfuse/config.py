@@ -40,7 +40,7 @@ class precision:  # noqa: N801 - reads as a function where it is used
     ----------
     value : {"ieee", "tf32", "torch"} or None
         ``"ieee"``: error at most max(torch's fp32 error, 2^-22). ``"tf32"``: at most max(that of
-        torch's TF32, 2^-11). ``"torch"``: hand over to torch. None: torch's flags decide, at each
+        torch's TF32, 2^-10). ``"torch"``: hand over to torch. None: torch's flags decide, at each
         call. float16 and bfloat16 tensors are multiplied as they are at every tier but ``"torch"``.
 
     Raises

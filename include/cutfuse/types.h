@@ -18,7 +18,7 @@ inline constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat32 
 /// Accuracy promised for fp32 tensors, against float64; see README.md, Precision.
 enum class Precision : int32_t {
   kIeee = 0,  ///< at most max(PyTorch's own fp32 error, 2^-22)
-  kTf32 = 1,  ///< at most max(PyTorch's TF32 error, 2^-11)
+  kTf32 = 1,  ///< at most max(PyTorch's TF32 error, 2^-10): both factors are rounded
 };
 
 /// A matrix of any strides, in elements: element (r, c) is data[r * row_stride + c * col_stride].

@@ -44,7 +44,7 @@ class Tier:
 
 _ALL = (
     Tier("ieee", torch.float32, False, 3, 2, 2.0**-22, "fp32 tensors, PyTorch's default flags"),
-    Tier("tf32", torch.float32, True, 1, 1, 2.0**-11, "fp32 tensors, TF32 allowed for everybody"),
+    Tier("tf32", torch.float32, True, 1, 1, 2.0**-10, "fp32 tensors, TF32 allowed for everybody"),
     Tier("fp16", torch.float16, False, 1, 0, 2.0**-11, "model and inputs in float16"),
     Tier("bf16", torch.bfloat16, False, 1, 0, 2.0**-8, "model and inputs in bfloat16"),
 )

@@ -188,8 +188,10 @@ class ChainFunction(torch.autograd.Function):
         first = (x, weight, *program, operands[:count])
         second = (second_weight, *second_program, operands[count:])
         grads = _backward_op(grad, lse, *first, *second, precision, needs)
-        of_x, of_weight, *rest = _vjp.restore(grads, needs)
-        return of_x, of_weight, rest.pop(count), *[None] * 9, *rest
+        grads = _vjp.restore(grads, needs)
+        at = 2 + count  # Dynamo reads a list as a tuple: sliced, not popped
+        inner, outer = grads[2:at], grads[at + 1 :]
+        return grads[0], grads[1], grads[at], *[None] * 9, *inner, *outer
 
 
 _apply = _gate.plain_apply(ChainFunction)

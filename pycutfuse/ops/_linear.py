@@ -210,6 +210,11 @@ def run(
                 recorded: Tensor = _apply(*head, *operands)
                 return recorded
             return _launch.launch(recipe, x, weight, planes, words, operands)
+        if tier != "torch" and _launch.handed_over(
+            NAME, (x, weight, planes, *operands), program, tier
+        ):
+            value = reference.linear(x, weight, codes, constants, operands, program.biased)
+            return value.contiguous()
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
     if _gate.autocasts(x):

@@ -1,6 +1,7 @@
 """Linear, program, batch norm, program: the autograd function and the functional API."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -152,6 +153,9 @@ def remembered(call: Call, memo: Memo) -> Recipe | None:
     return None if tier == "torch" else raw.find(memo.hit, call, tier)
 
 
+_handed_over = partial(_launch.handed_over, NAME)
+
+
 def start(recipe: Recipe, call: Call) -> Tensor:
     """Launch a planned call, recorded where a gradient will be asked for."""
     if not torch.is_grad_enabled() or not _needs_grad(call):
@@ -173,6 +177,8 @@ def run(call: Call, memo: Memo | None = None) -> Tensor:
         recipe = None if tier == "torch" else raw.find(find, call, tier)
         if recipe is not None:
             return start(recipe, call)
+        if tier != "torch" and raw.find(_handed_over, call, tier):
+            return _chain(call)
     if _gate.autocasts(call.x):
         return _under_autocast(call, memo)
     check_eps(call.eps)
@@ -211,6 +217,10 @@ def _by_chain(call: Call, reason: str) -> Tensor:
     _gate.check_dtypes(call.x, call.weight)
     raw.check(call)
     config.report_fallback(NAME, reason)
+    return _chain(call)
+
+
+def _chain(call: Call) -> Tensor:
     program, after = call.program, call.after
     return reference.linear_batch_norm(
         call.x,

@@ -1,7 +1,7 @@
 """The raw operators behind `linear_batch_norm`: schemas, kernels, fake kernels."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from pycutfuse.ops._linear import HAND_OVER, forward_by_torch
 from pycutfuse.program import Encoded
 
 NAME = "linear_batch_norm"
+
+
+Found = TypeVar("Found")
 
 
 class Call(NamedTuple):
@@ -119,8 +122,8 @@ def lookup(call: Call, tier: str) -> _launch.Recipe | _launch.Refusal:
     return _launch.lookup(*head, tier, tail, call.statistics, call.after, call.after_operands)
 
 
-def find(by: Callable[..., _launch.Recipe | None], call: Call, tier: str) -> _launch.Recipe | None:
-    """The recipe of a call like one before it: `by` is `_launch.cached` or a method of a memo."""
+def find(by: Callable[..., Found], call: Call, tier: str) -> Found:
+    """What `by`, for example `_launch.cached` or a method of a memo, finds for a call."""
     x, weight, planes, _, program, operands, *norm = call[:11]
     tensors = (x, weight, planes, *operands, *norm, *call[15])
     return by(tensors, program, tier, _tail(call[11]), call[14])

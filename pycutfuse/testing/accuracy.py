@@ -7,7 +7,7 @@ from torch import Tensor
 
 IEEE_FLOOR = 2.0**-22
 # Unit roundoff of what is multiplied, for each dtype and tier.
-_FLOORS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, "ieee": IEEE_FLOOR, "tf32": 2.0**-11}
+_FLOORS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, "ieee": IEEE_FLOOR, "tf32": 2.0**-10}
 
 
 def floor_of(dtype: torch.dtype, tier: str = "ieee") -> float:

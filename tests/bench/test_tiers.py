@@ -11,7 +11,7 @@ def test_limits_and_products():
     found = {name: (tier.limit, tier.products, tier.planes) for name, tier in TIERS.items()}
     assert found == {
         "ieee": (2.0**-22, 3, 2),
-        "tf32": (2.0**-11, 1, 1),
+        "tf32": (2.0**-10, 1, 1),
         "fp16": (2.0**-11, 1, 0),
         "bf16": (2.0**-8, 1, 0),
     }

@@ -1,6 +1,7 @@
 """What the Python package and the library must agree on."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import pycutfuse as pcf
 from pycutfuse import config
 from pycutfuse.ops import _launch
 from pycutfuse.ops import _linear as linear_module
-from pycutfuse.program import EMPTY, MAX_STEPS, OPS, describe, encode, operands_of
+from pycutfuse.program import EMPTY, MAX_STEPS, OPS, describe, encode, library_codes, operands_of
 
 from ..cases.programs import PROGRAMS, ProgramCase
 from ..ops.simulated import Binding, install
@@ -39,10 +40,11 @@ def draw(*shape: int) -> Tensor:
 def test_the_library_reads_the_same_program(program: ProgramCase) -> None:
     steps = program.build(program.operands(3, 3))
     encoded = encode(steps)
-    made = _C.Program(encoded.codes, encoded.constants)
+    codes = library_codes(encoded.codes)
+    made = _C.Program(codes, encoded.constants)
     made.validate(len(operands_of(steps)))
     assert len(made) == len(steps)
-    assert repr(made) == describe(encoded.codes, encoded.constants) or not steps
+    assert repr(made) == describe(codes, encoded.constants) or not steps
 
 
 def test_operations_are_numbered_as_in_the_library() -> None:
@@ -53,8 +55,9 @@ def test_operations_are_numbered_as_in_the_library() -> None:
 def test_k_below_64_is_handed_over(simulated: Binding, monkeypatch: pytest.MonkeyPatch) -> None:
     empty, hopper = _C.Program([], []), _C.DeviceProps()
 
-    def why_not(m: int, n: int, k: int, *_: object) -> str | None:
-        return _C.why_not(m, n, k, empty, 0, empty, hopper)
+    def why_not(problem: Any, _: object) -> str | None:
+        sizes = problem.m, problem.n, problem.k
+        return _C.why_not(_C.FusedProblem(*sizes, empty, 0, empty, 0, 0), hopper)
 
     monkeypatch.setattr(simulated, "why_not", why_not)
     reason = "K=63: the accuracy promise was measured from K=64 on; PyTorch runs below"

@@ -152,7 +152,8 @@ def test_wide_tiles_need_many_tiles() -> None:
 @pytest.mark.parametrize(
     ("shape", "raster", "swizzle"),
     [
-        ((16384, 4096, 4096), 1, 1),  # along N, the shorter side
+        ((16384, 4096, 4096), 1, 4),  # along N, the shorter side
+        ((16384, 2048, 4096), 1, 1),
         ((1024, 8192, 8192), 0, 1),
         ((8192, 8192, 8192), 1, 4),
     ],

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cuda
 
 INF, NAN = float("inf"), float("nan")
 FLOORS = {torch.float32: IEEE_FLOOR, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-TF32_FLOOR = 2.0**-11
+TF32_FLOOR = 2.0**-10
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 
 

@@ -187,7 +187,7 @@ def test_an_invalid_call_must_raise_the_right_type_with_a_value(monkeypatch) -> 
 
 def test_the_floor_is_that_of_the_promise() -> None:
     assert Rounding.of(torch.float32, "ieee", 64).floor == 2.0**-22
-    assert Rounding.of(torch.float32, "tf32", 64).floor == 2.0**-11
+    assert Rounding.of(torch.float32, "tf32", 64).floor == 2.0**-10
     assert Rounding.of(torch.bfloat16, "ieee", 64).floor == 2.0**-8
 
 

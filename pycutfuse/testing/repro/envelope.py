@@ -38,7 +38,7 @@ class Rounding:
         unit = facts.eps / 2
         floor = unit
         if dtype == torch.float32:
-            floor = 2.0**-11 if tier == "tf32" else 2.0**-22
+            floor = 2.0**-10 if tier == "tf32" else 2.0**-22
         elif dtype == torch.float64:
             floor = unit * max(k, 8)  # both are float64: all that is known is the classic bound
         half = facts.bits == 16
