@@ -1,6 +1,6 @@
 /// \file
-/// fp32 -> one or two scaled fp16 planes. One pass along contiguous rows of up to 8192 elements, which
-/// stay in registers between the maximum and the conversion; two reads otherwise.
+/// fp32 -> one or two scaled fp16 planes. One pass along contiguous rows of up to 8192 elements,
+/// which stay in registers between the maximum and the conversion; two reads otherwise.
 #include "cutfuse/split.h"
 
 #include <cuda_fp16.h>
@@ -292,7 +292,8 @@ Status launch_work(const Work& first, const Work* second, Reading reading, void*
 Work make_work(const SplitJob& job, int64_t k, int32_t count) {
   const int64_t leading = (k + kGroup - 1) / kGroup * kGroup;
   auto* hi = static_cast<__half*>(job.planes);
-  return {{job.x, job.rows, k}, {hi, count > 1 ? hi + job.rows * leading : nullptr, leading, job.words}};
+  return {{job.x, job.rows, k},
+          {hi, count > 1 ? hi + job.rows * leading : nullptr, leading, job.words}};
 }
 
 }  // namespace

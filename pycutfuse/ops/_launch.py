@@ -262,31 +262,6 @@ def cached(
     return found if isinstance(found, Recipe) else None
 
 
-def handed_over(
-    operator: str,
-    tensors: Sequence[Tensor | None],
-    program: Encoded,
-    tier: str,
-    tail: str = "none",
-    after: Encoded = EMPTY,
-) -> bool:
-    """Whether a call like this one is known to be torch's; counts it then.
-
-    The plain chain answers it with torch's own autograd: through the dispatcher it would cost
-    three times as much, on problems that are small.
-    """
-    if config.torch_tier() != tier and tensors[0] is not None and tensors[0].dtype is _F32:
-        return False  # the chain would run at torch's tier
-    try:
-        found = _recipes.get(_key(tensors, program, tier, tail, after))
-    except (AttributeError, RuntimeError):
-        return False
-    if not isinstance(found, Refusal) or found.fallback:
-        return False
-    config.count_handover(operator, found.reason)
-    return True
-
-
 def lookup(
     x: Tensor,
     weight: Tensor,

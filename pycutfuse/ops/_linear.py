@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pycutfuse import _library, config, reference
-from pycutfuse.ops import _gate, _launch, _vjp
+from pycutfuse.ops import _gate, _handover, _launch, _vjp
 from pycutfuse.ops._contraction import contract, torch_linear
 from pycutfuse.ops._memo import Memo
 from pycutfuse.program import Encoded, Program, encode, operands_of
@@ -210,7 +210,7 @@ def run(
                 recorded: Tensor = _apply(*head, *operands)
                 return recorded
             return _launch.launch(recipe, x, weight, planes, words, operands)
-        if tier != "torch" and _launch.handed_over(
+        if tier != "torch" and _handover.handed_over(
             NAME, (x, weight, planes, *operands), program, tier
         ):
             value = reference.linear(x, weight, codes, constants, operands, program.biased)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pycutfuse import config, reference
-from pycutfuse.ops import _gate, _launch, _vjp
+from pycutfuse.ops import _gate, _handover, _launch, _vjp
 from pycutfuse.ops import _linear_batch_norm_raw as raw
 from pycutfuse.ops._launch import Recipe
 from pycutfuse.ops._linear import check_call
@@ -153,7 +153,7 @@ def remembered(call: Call, memo: Memo) -> Recipe | None:
     return None if tier == "torch" else raw.find(memo.hit, call, tier)
 
 
-_handed_over = partial(_launch.handed_over, NAME)
+_handed_over = partial(_handover.handed_over, NAME)
 
 
 def start(recipe: Recipe, call: Call) -> Tensor:
