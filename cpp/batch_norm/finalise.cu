@@ -5,9 +5,9 @@
 #include <type_traits>
 
 #include "batch_norm/kernels.h"
+#include "batch_norm/statistics.cuh"
 #include "core/launch.h"
 #include "device/moments.h"
-#include "device/values.cuh"
 
 namespace cutfuse::batch_norm {
 namespace {
@@ -50,29 +50,13 @@ __global__ void __launch_bounds__(kBlock)
   Counted mine{0.0, 0.0, 0.0};
   for (int64_t p = thread; p < partial_count; p += kThreads) {
     const Moments partial = of_column[p];
-    const auto count = static_cast<double>(min(rows - p * kPartialRows, int64_t(kPartialRows)));
-    mine = MergeCounted{}(mine, {partial.mean, partial.m2, count});
+    mine = MergeCounted{}(mine, {partial.mean, partial.m2, rows_of_partial(p, rows)});
   }
   const Counted all = Reduce(storage[group]).Reduce(mine, MergeCounted{});
   if (thread != 0) {
     return;
   }
-  const auto n = static_cast<double>(rows);
-  buffers.save_mean[column] = static_cast<float>(all.mean);
-  buffers.save_invstd[column] = static_cast<float>(1.0 / sqrt(all.m2 / n + buffers.eps));
-  if (buffers.running_mean == nullptr) {
-    return;
-  }
-  const double f = buffers.momentum >= 0.0
-                       ? buffers.momentum
-                       : 1.0 / static_cast<double>(*buffers.num_batches_tracked + 1);
-  const auto blend = [&](void* running, double batch) {
-    const double old = load_mutable(running, column, buffers.running_dtype);
-    const auto blended = static_cast<float>((1.0 - f) * old + f * batch);
-    store_value(running, column, blended, buffers.running_dtype);
-  };
-  blend(buffers.running_mean, all.mean);
-  blend(buffers.running_var, all.m2 / (n - 1.0));
+  write_statistics(column, all.mean, all.m2, static_cast<double>(rows), buffers);
 }
 
 unsigned blocks(int64_t items, int64_t per_block) {

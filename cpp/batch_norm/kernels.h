@@ -19,9 +19,8 @@ namespace cutfuse::batch_norm {
 Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
                 const BatchNormBuffers& buffers, void* stream) noexcept;
 
-/// finalise(), then out = after(y) in place, with y of BatchNormBuffers; raises
-/// *num_batches_tracked by one. (Merging few partials in the second launch saved one of 3 us and
-/// took 10 us more: every block of a column repeats it. 1024x8192x8192, H200.)
+/// out = after(y) in place, with y of BatchNormBuffers from the statistics in `partials`: few of
+/// them are merged in the same launch, many by finalise(). Raises *num_batches_tracked by one.
 Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Moments* partials,
                  int64_t partial_count, const BatchNormBuffers& buffers, const DeviceProgram& after,
                  int32_t sm_count, void* stream) noexcept;

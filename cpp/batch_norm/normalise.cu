@@ -1,7 +1,10 @@
 /// \file
 /// The normalise pass: affine step and second program over a stored result, in place.
+#include <algorithm>
+
 #include "batch_norm/kernels.h"
 #include "batch_norm/normalise.h"
+#include "batch_norm/statistics.cuh"
 #include "core/launch.h"
 #include "core/status.h"
 #include "device/values.cuh"
@@ -13,24 +16,74 @@ namespace {
 
 using namespace row_tile;  // NOLINT: this file is one pass over row tiles
 
+constexpr int kBlockColumns = kLanes * kColumns;
+constexpr int kMaxPartials = 32;
+
+/// Merges the partials of a block's columns, two threads a column: by plain sums in fp64, mean
+/// first, as there are few. Every block of a column does it; the first one also writes.
+__device__ void merge_columns(const Moments* partials, int count, int64_t rows, int64_t columns,
+                              const BatchNormBuffers& buffers, float* means, float* invstds) {
+  static_assert(kLanes * kWarps == 2 * kBlockColumns);
+  const int in_block = threadIdx.x / 2;
+  const int half = threadIdx.x % 2;
+  const int64_t column = int64_t(blockIdx.y) * kBlockColumns + in_block;
+  const Moments* of_column = partials + min(column, columns - 1) * count;
+  Moments mine[kMaxPartials / 2];
+  double sum = 0.0;
+#pragma unroll
+  for (int i = 0; i < kMaxPartials / 2; ++i) {
+    const int p = 2 * i + half;
+    if (p < count) {
+      mine[i] = of_column[p];
+      sum += rows_of_partial(p, rows) * mine[i].mean;
+    }
+  }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  const auto n = static_cast<double>(rows);
+  const double mean = sum / n;
+  double m2 = 0.0;
+#pragma unroll
+  for (int i = 0; i < kMaxPartials / 2; ++i) {
+    const int p = 2 * i + half;
+    if (p < count) {
+      const double delta = mine[i].mean - mean;
+      m2 += mine[i].m2 + rows_of_partial(p, rows) * delta * delta;
+    }
+  }
+  m2 += __shfl_xor_sync(0xffffffffu, m2, 1);
+  if (half == 0) {
+    means[in_block] = static_cast<float>(mean);
+    invstds[in_block] = inverse_deviation(m2, n, buffers.eps);
+    if (blockIdx.x == 0 && column < columns) write_statistics(column, mean, m2, n, buffers);
+  }
+}
+
 /// Rows are taken from the last to the first: the contraction wrote the last ones most recently, so
-/// they are still in L2.
-template <bool kVector>
+/// they are still in L2. kMerges: the statistics are merged here and not by finalise().
+template <bool kVector, bool kMerges>
 __global__ void __launch_bounds__(kLanes* kWarps)
     normalise_kernel(const Matrix out, int64_t rows, int64_t columns, const Normalise step,
-                     const __grid_constant__ DeviceProgram after, int64_t* num_batches_tracked) {
+                     const __grid_constant__ DeviceProgram after, int64_t* num_batches_tracked,
+                     const Moments* partials, int partial_count, const BatchNormBuffers buffers) {
   wait_for_previous_kernels();
   if (num_batches_tracked != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
     ++*num_batches_tracked;
   }
   const int warp = threadIdx.x / kLanes;
   Coordinates at{0, (int64_t(blockIdx.y) * kLanes + threadIdx.x % kLanes) * kColumns, columns};
+  __shared__ float means[kMerges ? kBlockColumns : 1];
+  __shared__ float invstds[kMerges ? kBlockColumns : 1];
+  if constexpr (kMerges) {
+    merge_columns(partials, partial_count, rows, columns, buffers, means, invstds);
+    __syncthreads();
+  }
   float mean[kColumns], scale[kColumns], shift[kColumns];
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
     const int64_t column = at.column(i / 2, i % 2);
-    mean[i] = step.mean[column];
-    scale[i] = step.invstd[column];
+    const int in_block = threadIdx.x % kLanes * kColumns + i;
+    mean[i] = kMerges ? means[in_block] : step.mean[column];
+    scale[i] = kMerges ? invstds[in_block] : step.invstd[column];
     if (step.weight != nullptr) scale[i] *= load_value(step.weight, column, step.affine_dtype);
     shift[i] = step.bias != nullptr ? load_value(step.bias, column, step.affine_dtype) : 0.f;
   }
@@ -53,6 +106,10 @@ __global__ void __launch_bounds__(kLanes* kWarps)
   }
 }
 
+/// The rows of a result are few: a block takes many of them, or merging would cost more than it
+/// saves.
+constexpr unsigned kMergingRowBlocks = 8;
+
 }  // namespace
 
 Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Moments* partials,
@@ -62,16 +119,24 @@ Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Moments
     return error(Code::kNotSupported, "batch_norm over %lld channels: at most %lld are supported",
                  static_cast<long long>(columns), static_cast<long long>(kMaxColumns));
   }
-  if (Status status = finalise(partials, partial_count, rows, columns, buffers, stream);
-      !status.ok()) {
+  // The count of batches is raised by one block: no other may read it then.
+  const bool merges = partial_count <= kMaxPartials && buffers.momentum >= 0.0;
+  dim3 blocks = grid(rows, columns, sm_count);
+  if (merges) {
+    blocks.x = std::min(blocks.x, kMergingRowBlocks);
+  } else if (Status status = finalise(partials, partial_count, rows, columns, buffers, stream);
+             !status.ok()) {
     return status;
   }
+  const bool vectors = allows_vectors(out, columns);
   const auto kernel =
-      allows_vectors(out, columns) ? normalise_kernel<true> : normalise_kernel<false>;
+      merges ? (vectors ? normalise_kernel<true, true> : normalise_kernel<false, true>)
+             : (vectors ? normalise_kernel<true, false> : normalise_kernel<false, false>);
   const Normalise step{buffers.save_mean, buffers.save_invstd, buffers.weight, buffers.bias,
                        buffers.affine_dtype};
-  return cutfuse::launch(kernel, grid(rows, columns, sm_count), kLanes * kWarps, 0, stream, out,
-                         rows, columns, step, after, buffers.num_batches_tracked);
+  return cutfuse::launch(kernel, blocks, kLanes * kWarps, 0, stream, out, rows, columns, step,
+                         after, buffers.num_batches_tracked, partials,
+                         static_cast<int>(partial_count), buffers);
 }
 
 }  // namespace cutfuse::batch_norm
