@@ -61,6 +61,20 @@ def test_a_small_call_is_counted_and_is_torchs(binding: Impatient) -> None:
     assert binding.launched == binding.planned == 0
 
 
+def test_a_known_small_call_takes_the_short_way(
+    binding: Impatient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unexpected(*_: object) -> None:
+        raise AssertionError("through the dispatcher")
+
+    x, weight = (tensor.clone().requires_grad_() for tensor in SMALL)
+    pcf.ops.linear(*SMALL)
+    monkeypatch.setattr(_linear, "_forward_op", unexpected)
+    pcf.ops.linear(x, weight, epilogue=()).sum().backward()
+    torch.testing.assert_close(x.grad, weight.sum(0).expand_as(x))
+    assert sum(pcf.counters()["handover"].values()) == 2
+
+
 def test_a_large_call_is_launched(binding: Impatient) -> None:
     torch.testing.assert_close(pcf.ops.linear(*LARGE), F.linear(*LARGE))
     assert pcf.counters() == {"fallback": {}, "handover": {}}
