@@ -68,6 +68,9 @@ def _devices() -> list[dict[str, Any]]:
     return devices
 
 
+_TENSORS = "float32 (ieee, tf32), float16, bfloat16"
+
+
 def collect() -> dict[str, Any]:
     """Everything `info` prints, as JSON values. Creates no CUDA context.
 
@@ -84,8 +87,10 @@ def collect() -> dict[str, Any]:
         "library": _library(),
         "devices": _devices(),
         "operators": {
-            "linear": "float32, ieee tier, any program",
-            "linear_batch_norm": "float32, ieee tier, any programs, training and evaluation",
+            "linear": f"{_TENSORS}, any program",
+            "linear_batch_norm": f"{_TENSORS}, any programs, training and evaluation",
+            "linear_logsumexp": f"{_TENSORS}, any program; also behind Linear and sigmoid",
+            "logsumexp": "float32, float16, bfloat16; any dimensions and strides",
         },
     }
 
@@ -100,7 +105,8 @@ def render(info: dict[str, Any]) -> str:
     if library["loaded"]:
         lines.append(f"{LIBRARY_NAME} {library['version']}, ABI {library['abi']}")
         lines.append(f"  built with {library['build']}")
-        lines.append(f"  {len(library['policies'])} policies: {', '.join(library['policies'])}")
+        lines.append(f"  {len(library['policies'])} policies:")
+        lines += [f"    {policy}" for policy in library["policies"]]
         lines.append(f"  {library['note']}")
         lines += [f"  binding and package disagree on {name}" for name in library["disagrees"]]
     else:
