@@ -1,6 +1,5 @@
 """Problems that PyTorch is expected to run faster go to PyTorch: counted, explained, not warned."""
 
-import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import pycutfuse as pcf
-from pycutfuse import support
-from pycutfuse._loader import native
 from pycutfuse.ops import _launch, _linear
-from pycutfuse.program import EMPTY
-from pycutfuse.support import Problem
 from pycutfuse.testing import slow_problems_taken
 from pycutfuse.testing.forcing import KINDS, Kind
 
@@ -22,7 +17,6 @@ from .simulated import Binding, install
 
 pytestmark = pytest.mark.hands_over
 
-TAILS = ["none", "batch_norm_train", "batch_norm_eval", "logsumexp"]
 SLOWER = "expected to be faster"
 LIMIT = 1000  # multiplications below which the simulated binding hands over
 
@@ -94,38 +88,6 @@ def test_tests_may_take_them(binding: Impatient) -> None:
     assert binding.launched == 1
     pcf.ops.linear(*SMALL)  # what was planned is not kept
     assert binding.launched == 1
-
-
-def slower(m: int, n: int, k: int, kind: Kind, tail: str = "none") -> str | None:
-    """What the library says of a problem on an H200, which needs no GPU to be asked."""
-    binding = native().binding
-    if not hasattr(binding, "why_slower"):
-        pytest.skip("libcutfuse is not built, or of another version")
-    dtype, tier = kind
-    leading = (0, 0) if dtype is torch.float32 else (8 * math.ceil(k / 8),) * 2
-    problem = Problem(m, n, k, EMPTY, tail, EMPTY, tier, dtype, False, *leading, 0)
-    reason: str | None = binding.why_slower(support.fused_problem(problem), binding.DeviceProps())
-    return reason
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("tail", TAILS)
-def test_a_tiny_problem_is_slower(kind: Kind, tail: str) -> None:
-    for sizes in ((1, 1, 1), (2, 4, 64), (16, 16, 128)):
-        assert SLOWER in str(slower(*sizes, kind, tail))
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("tail", TAILS)
-def test_a_large_problem_is_not(kind: Kind, tail: str) -> None:
-    assert slower(16384, 4096, 4096, kind, tail) is None
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_the_reason_has_the_sizes_and_both_times(kind: Kind) -> None:
-    reason = str(slower(2, 4, 64, kind))
-    assert reason.startswith("2x4x64 ")
-    assert "us)" in reason
 
 
 @pytest.mark.cuda
