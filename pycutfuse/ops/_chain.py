@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pycutfuse import _library, config, reference
-from pycutfuse.ops import _chain_launch, _gate, _launch, _linear, _linear_logsumexp, _vjp
+from pycutfuse.ops import _chain_launch, _gate, _handover, _launch, _linear, _linear_logsumexp, _vjp
 from pycutfuse.ops._chain_launch import NAME, Call, Layer, check, of_flat
 from pycutfuse.ops._contraction import contract
 from pycutfuse.ops._memo import Memo
@@ -214,7 +214,10 @@ def run(call: Call, memo: ChainMemo | None = None) -> Tensor:
         if tier != "torch":
             find: Any = _chain_launch.cached if memo is None else memo.find
             key = (first.program, tier, _chain_launch.TAIL, second.program)
-            recipe = find(call.tensors, *key)
+            found = find(call.tensors, *key)
+            if _handover.is_handed_over(NAME, found, x, tier):
+                return _chain(call)
+            recipe = None if isinstance(found, _launch.Refusal) else found
     if recipe is None:
         reason = why_reference(call)
         if reason is not None:
@@ -246,10 +249,14 @@ def run(call: Call, memo: ChainMemo | None = None) -> Tensor:
 
 
 def _by_chain(call: Call, reason: str) -> Tensor:
-    x, first, second, _ = call
-    _gate.check_dtypes(x, first.weight)
+    _gate.check_dtypes(call.x, call.first.weight)
     check(call)
     config.report_fallback(NAME, reason)
+    return _chain(call)
+
+
+def _chain(call: Call) -> Tensor:
+    x, first, second, _ = call
     return reference.linear_linear_logsumexp(
         x,
         first.weight,

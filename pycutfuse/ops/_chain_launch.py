@@ -185,16 +185,15 @@ def _key(
 
 def cached(
     tensors: Sequence[Tensor | None], program: Encoded, tier: str, tail: str, after: Encoded
-) -> Recipe | None:
-    """The recipe of a call like one that was planned before; see `_launch.cached`.
+) -> Recipe | _launch.Refusal | None:
+    """What was decided of a call like this one; see `_launch.cached`.
 
     `tensors` are `Call.tensors`, `program` and `after` the programs of both layers.
     """
     try:
-        found = _recipes.get(_key(tensors, program, tier, tail, after))
+        return _recipes.get(_key(tensors, program, tier, tail, after))
     except (AttributeError, RuntimeError):  # no tensor, or a sparse one, which has no strides
         return None
-    return found if isinstance(found, Recipe) else None
 
 
 def lookup(call: Call, tier: str) -> Recipe | _launch.Refusal:

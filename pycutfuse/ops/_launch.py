@@ -250,16 +250,15 @@ def cached(
     tier: str,
     tail: str = "none",
     after: Encoded = EMPTY,
-) -> Recipe | None:
-    """The recipe of a call like one that was planned before, None if there was none.
+) -> Recipe | Refusal | None:
+    """What was decided of a call like this one, None if there was none.
 
     `tensors` are x, weight, planes, the operands, the batch norm's and the operands after it.
     """
     try:
-        found = _recipes.get(_key(tensors, program, tier, tail, after))
+        return _recipes.get(_key(tensors, program, tier, tail, after))
     except (AttributeError, RuntimeError):  # no tensor, or a sparse one, which has no strides
         return None
-    return found if isinstance(found, Recipe) else None
 
 
 def lookup(

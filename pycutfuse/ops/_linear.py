@@ -1,7 +1,8 @@
 """Linear with a program: the raw operator, its autograd function, and the functional API."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +41,24 @@ def forward_by_torch(
     return reference.linear(x, weight, codes, constants, operands).contiguous()
 
 
-def _forward_cpu(
+def forward_on_cpu(
+    operator: str,
+    by_torch: Callable[..., Tensor],
+    x: Tensor,
+    weight: Tensor,
+    planes: Tensor | None,
+    words: Tensor | None,
+    *rest: Any,
+) -> Tensor:
+    """The CPU kernel of an operator of one linear layer."""
+    config.report_fallback(operator, "cpu tensors")
+    return by_torch(x, weight, *rest)
+
+
+def forward_on_cuda(
+    operator: str,
+    tail: str,
+    by_torch: Callable[..., Tensor],
     x: Tensor,
     weight: Tensor,
     planes: Tensor | None,
@@ -50,30 +68,21 @@ def _forward_cpu(
     operands: list[Tensor],
     precision: str,
 ) -> Tensor:
-    config.report_fallback(NAME, "cpu tensors")
-    return forward_by_torch(x, weight, codes, constants, operands, precision)
-
-
-def _forward_cuda(
-    x: Tensor,
-    weight: Tensor,
-    planes: Tensor | None,
-    words: Tensor | None,
-    codes: list[int],
-    constants: list[float],
-    operands: list[Tensor],
-    precision: str,
-) -> Tensor:
+    """The CUDA kernel of an operator of one linear layer."""
     tier = config.resolve_tier(precision)
     if tier != "torch":
         program = Encoded(tuple(codes), tuple(constants))
-        found = _launch.lookup(x, weight, planes, program, operands, tier)
+        found = _launch.lookup(x, weight, planes, program, operands, tier, tail)
         if isinstance(found, _launch.Recipe):
             return _launch.launch(found, x, weight, planes, words, operands)
-        _launch.report(NAME, found)
+        _launch.report(operator, found)
     else:
-        config.count_handover(NAME, HAND_OVER)
-    return forward_by_torch(x, weight, codes, constants, operands, precision)
+        config.count_handover(operator, HAND_OVER)
+    return by_torch(x, weight, codes, constants, operands, precision)
+
+
+_forward_cpu = partial(forward_on_cpu, NAME, forward_by_torch)
+_forward_cuda = partial(forward_on_cuda, NAME, "none", forward_by_torch)
 
 
 def _forward_fake(
@@ -183,7 +192,52 @@ class LinearFunction(torch.autograd.Function):
         return of_x, of_weight, None, None, None, None, None, None, *of_operands
 
 
+class Kind(NamedTuple):
+    """An operator of one linear layer: its name, its tail, and its plain chain."""
+
+    name: str
+    tail: str
+    reference: Callable[..., Tensor]
+
+
 _apply = _gate.plain_apply(LinearFunction)
+_KIND = Kind(NAME, "none", reference.linear)
+
+
+def run_decided(
+    kind: Kind,
+    apply: Callable[..., Any],
+    x: Tensor,
+    weight: Tensor,
+    planes: Tensor | None,
+    words: Tensor | None,
+    program: Encoded,
+    operands: Sequence[Tensor],
+    precision: str,
+    memo: Memo | None,
+) -> Tensor | None:
+    """The result of a plain eager call like one that was decided on before, else None.
+
+    `apply` is that of the operator's autograd function.
+    """
+    if not _gate.is_plain_eager():
+        return None
+    tier = config.resolve_tier(precision)
+    if tier == "torch":
+        return None
+    find = _launch.cached if memo is None else memo.find
+    found = find((x, weight, planes, *operands), program, tier, kind.tail)
+    codes, constants = program.codes, program.constants
+    if isinstance(found, _launch.Recipe):
+        if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
+            head = (x, weight, planes, words, codes, constants, precision, found)
+            recorded: Tensor = apply(*head, *operands)
+            return recorded
+        return _launch.launch(found, x, weight, planes, words, operands)
+    if _handover.is_handed_over(kind.name, found, x, tier):
+        value = kind.reference(x, weight, codes, constants, operands, program.biased)
+        return value.contiguous()
+    return None
 
 
 def run(
@@ -197,24 +251,10 @@ def run(
     memo: Memo | None = None,
 ) -> Tensor:
     """Run the operator, or the plain chain where the operator cannot answer."""
-    codes, constants = program.codes, program.constants
-    if _gate.is_plain_eager():
-        tier = config.resolve_tier(precision)
-        recipe = None
-        if tier != "torch":
-            find = _launch.cached if memo is None else memo.find
-            recipe = find((x, weight, planes, *operands), program, tier)
-        if recipe is not None:
-            if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
-                head = (x, weight, planes, words, codes, constants, precision, recipe)
-                recorded: Tensor = _apply(*head, *operands)
-                return recorded
-            return _launch.launch(recipe, x, weight, planes, words, operands)
-        if tier != "torch" and _handover.handed_over(
-            NAME, (x, weight, planes, *operands), program, tier
-        ):
-            value = reference.linear(x, weight, codes, constants, operands, program.biased)
-            return value.contiguous()
+    given = (x, weight, planes, words, program, operands, precision, memo)
+    decided = run_decided(_KIND, _apply, *given)
+    if decided is not None:
+        return decided
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
     if _gate.autocasts(x):
@@ -228,6 +268,7 @@ def run(
     reason = _gate.why_reference(x, weight, operands)
     if reason is not None:
         return _by_chain(x, weight, program, operands, reason)
+    codes, constants = program.codes, program.constants
     out: Tensor
     if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
         function: Any = LinearFunction

@@ -1,7 +1,6 @@
 """Linear, program, batch norm, program: the autograd function and the functional API."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -153,9 +152,6 @@ def remembered(call: Call, memo: Memo) -> Recipe | None:
     return None if tier == "torch" else raw.find(memo.hit, call, tier)
 
 
-_handed_over = partial(_handover.handed_over, NAME)
-
-
 def start(recipe: Recipe, call: Call) -> Tensor:
     """Launch a planned call, recorded where a gradient will be asked for."""
     if not torch.is_grad_enabled() or not _needs_grad(call):
@@ -174,10 +170,10 @@ def run(call: Call, memo: Memo | None = None) -> Tensor:
     if _gate.is_plain_eager():
         tier = config.resolve_tier(call.precision)
         find = _launch.cached if memo is None else memo.find
-        recipe = None if tier == "torch" else raw.find(find, call, tier)
-        if recipe is not None:
-            return start(recipe, call)
-        if tier != "torch" and raw.find(_handed_over, call, tier):
+        found = None if tier == "torch" else raw.find(find, call, tier)
+        if isinstance(found, Recipe):
+            return start(found, call)
+        if _handover.is_handed_over(NAME, found, call.x, tier):
             return _chain(call)
     if _gate.autocasts(call.x):
         return _under_autocast(call, memo)

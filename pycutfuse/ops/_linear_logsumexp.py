@@ -1,6 +1,7 @@
 """Linear, program, logsumexp: the raw operator, its autograd function, and the functional API."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,40 +30,8 @@ def _by_torch(
     return torch.logsumexp(logits, -1)
 
 
-def _forward_cpu(
-    x: Tensor,
-    weight: Tensor,
-    planes: Tensor | None,
-    words: Tensor | None,
-    codes: list[int],
-    constants: list[float],
-    operands: list[Tensor],
-    precision: str,
-) -> Tensor:
-    config.report_fallback(NAME, "cpu tensors")
-    return _by_torch(x, weight, codes, constants, operands, precision)
-
-
-def _forward_cuda(
-    x: Tensor,
-    weight: Tensor,
-    planes: Tensor | None,
-    words: Tensor | None,
-    codes: list[int],
-    constants: list[float],
-    operands: list[Tensor],
-    precision: str,
-) -> Tensor:
-    tier = config.resolve_tier(precision)
-    if tier != "torch":
-        program = Encoded(tuple(codes), tuple(constants))
-        found = _launch.lookup(x, weight, planes, program, operands, tier, TAIL)
-        if isinstance(found, _launch.Recipe):
-            return _launch.launch(found, x, weight, planes, words, operands)
-        _launch.report(NAME, found)
-    else:
-        config.count_handover(NAME, _linear.HAND_OVER)
-    return _by_torch(x, weight, codes, constants, operands, precision)
+_forward_cpu = partial(_linear.forward_on_cpu, NAME, _by_torch)
+_forward_cuda = partial(_linear.forward_on_cuda, NAME, TAIL, _by_torch)
 
 
 def _forward_fake(
@@ -196,6 +165,7 @@ class LinearLogSumExpFunction(torch.autograd.Function):
 
 
 _apply = _gate.plain_apply(LinearLogSumExpFunction)
+_KIND = _linear.Kind(NAME, TAIL, reference.linear_logsumexp)
 
 
 def why_reference(x: Tensor, weight: Tensor, operands: Sequence[Tensor]) -> str | None:
@@ -219,19 +189,11 @@ def run(
     memo: Memo | None = None,
 ) -> Tensor:
     """Run the operator, or the plain chain where the operator cannot answer."""
+    given = (x, weight, planes, words, program, operands, precision, memo)
+    decided = _linear.run_decided(_KIND, _apply, *given)
+    if decided is not None:
+        return decided
     codes, constants = program.codes, program.constants
-    if _gate.is_plain_eager():
-        tier = config.resolve_tier(precision)
-        recipe = None
-        if tier != "torch":
-            find = _launch.cached if memo is None else memo.find
-            recipe = find((x, weight, planes, *operands), program, tier, TAIL)
-        if recipe is not None:
-            if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
-                head = (x, weight, planes, words, codes, constants, precision, recipe)
-                recorded: Tensor = _apply(*head, *operands)
-                return recorded
-            return _launch.launch(recipe, x, weight, planes, words, operands)
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
     reason = why_reference(x, weight, operands)

@@ -125,7 +125,7 @@ class Memo:
         tier: str,
         tail: str = "none",
         after: Encoded = EMPTY,
-    ) -> _launch.Recipe | None:
+    ) -> _launch.Recipe | _launch.Refusal | None:
         """As `_launch.cached`, and faster for a call like the two before it."""
         recipe = self.hit(tensors, program, tier, tail, after)
         if recipe is not None:
@@ -133,8 +133,12 @@ class Memo:
         if program.biased and _dtype(tensors[3]) is not _dtype(tensors[1]):
             return None  # torch raises; a step of that dtype would promote
         generation = _launch.generation  # before the look-up: it may be cleared in between
-        found: _launch.Recipe | None = self._cached(tensors, program, tier, tail, after)
-        if found is not None and found is self._last and self.trusted:
+        found: _launch.Recipe | _launch.Refusal | None
+        found = self._cached(tensors, program, tier, tail, after)
+        if found is None or isinstance(found, _launch.Refusal):
+            return found
+        seen_before = found is self._last
+        if seen_before and self.trusted:
             absent = tuple(at for at, tensor in enumerate(tensors) if tensor is None)
             head = (found, program, tier, tail, after, len(tensors), absent, generation)
             self._entry = _Entry(*head, _guard(_present(tensors)))

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import pycutfuse as pcf
-from pycutfuse.ops import _launch, _linear
+from pycutfuse import reference
+from pycutfuse.ops import _launch, _linear, _linear_logsumexp
 from pycutfuse.testing import slow_problems_taken
 from pycutfuse.testing.forcing import KINDS, Kind
 
@@ -33,7 +34,8 @@ class Impatient(Binding):
 def binding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Impatient]:
     made = install(monkeypatch)
     made.__class__ = Impatient
-    monkeypatch.setattr(_linear, "_forward_op", _linear._forward_cuda)
+    for module in (_linear, _linear_logsumexp):
+        monkeypatch.setattr(module, "_forward_op", module._forward_cuda)
     yield made
     _launch.clear_caches()
 
@@ -55,17 +57,21 @@ def test_a_small_call_is_counted_and_is_torchs(binding: Impatient) -> None:
     assert binding.launched == binding.planned == 0
 
 
+@pytest.mark.parametrize("operator", ["linear", "linear_logsumexp"])
 def test_a_known_small_call_takes_the_short_way(
-    binding: Impatient, monkeypatch: pytest.MonkeyPatch
+    operator: str, binding: Impatient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unexpected(*_: object) -> None:
         raise AssertionError("through the dispatcher")
 
+    call, plain = getattr(pcf.ops, operator), getattr(reference, operator)
     x, weight = (tensor.clone().requires_grad_() for tensor in SMALL)
-    pcf.ops.linear(*SMALL)
-    monkeypatch.setattr(_linear, "_forward_op", unexpected)
-    pcf.ops.linear(x, weight, epilogue=()).sum().backward()
-    torch.testing.assert_close(x.grad, weight.sum(0).expand_as(x))
+    call(*SMALL)
+    for module in (_linear, _linear_logsumexp):
+        monkeypatch.setattr(module, "_forward_op", unexpected)
+    call(x, weight).sum().backward()
+    (expected,) = torch.autograd.grad(plain(x, weight, (), (), ()).sum(), x)
+    torch.testing.assert_close(x.grad, expected)
     assert sum(pcf.counters()["handover"].values()) == 2
 
 

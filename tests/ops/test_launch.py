@@ -121,7 +121,7 @@ def test_batch_norm_addresses(training: bool, momentum: float, binding: Binding)
                 out, save = raw._forward_cuda(*given.flat())
             else:  # nobody asks for the statistics of the batch
                 recipe = raw.find(_launch.cached, given, "ieee")
-                assert recipe is not None
+                assert isinstance(recipe, _launch.Recipe)
                 out = raw.launch(recipe, given, None)
         z = F.linear(x, weight) * scale
         torch.testing.assert_close(out, twin(z).relu())
