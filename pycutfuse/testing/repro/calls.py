@@ -76,11 +76,8 @@ class Case:
         return self.with_tensors(found, self.statistics and self.statistics.copy()).leaves()
 
     def wide(self) -> Case:
-        """All of it in float64."""
-        found = {
-            name: tensor.detach().to(self.device, torch.float64)
-            for name, tensor in self.tensors.items()
-        }
+        """All of it in float64, each tensor on its own device."""
+        found = {name: tensor.detach().double() for name, tensor in self.tensors.items()}
         statistics = self.statistics and self.statistics.copy(torch.float64)
         return self.with_tensors(found, statistics).leaves()
 
@@ -118,7 +115,7 @@ def torch_chain(case: Case) -> Any:
     tensors = case.tensors
     value = F.linear(tensors["x"], tensors["weight"], tensors.get("bias"))
     for recipe, operand in case.steps("step"):
-        value = _plain(value, recipe, operand)
+        value = plain_step(value, recipe, operand)
     if case.torch_step is not None:
         value = case.torch_step(value)
     if case.statistics is not None:
@@ -126,13 +123,14 @@ def torch_chain(case: Case) -> Any:
             raise ValueError(f"expected 2D or 3D input (got {value.dim()}D input)")
         value = batch_norm(value, case.statistics)
         for recipe, operand in case.steps("after"):
-            value = _plain(value, recipe, operand)
+            value = plain_step(value, recipe, operand)
     elif isinstance(case.config.tail, LogSumExp):
         value = value.logsumexp(-1)
     return value
 
 
-def _plain(value: Tensor, recipe: StepRecipe, operand: Any) -> Tensor:
+def plain_step(value: Tensor, recipe: StepRecipe, operand: Any) -> Tensor:
+    """A step in plain torch."""
     constants = recipe.constants
     other = operand if operand is not None else (constants[0] if constants else None)
     return STEPS[recipe.name].plain(value, other, constants)
