@@ -23,6 +23,7 @@ from pycutfuse.testing.repro.calls import (
     walk_chain,
 )
 from pycutfuse.testing.repro.envelope import Rounding
+from pycutfuse.testing.repro.gradients import typical_errors
 from pycutfuse.testing.repro.linear import LinearConfig
 from pycutfuse.testing.repro.mistakes import MISTAKES
 
@@ -168,7 +169,11 @@ def _check(config: LinearConfig, device: torch.device) -> Outcome:
     for at in range(count):
         samples.append(torchs(_perturbed(case, rounding.floor, at), upstream))
     wide = _run(case.wide(), torch_chain, upstream.double())
-    return _judge_gradients(outcome, ours, samples, wide, rounding.floor)
+    for result in (*samples, wide):
+        if result.error is not None:
+            return _failure(config.seed, result.error, "torch's backward raised, ours did not")
+    typical = typical_errors(case.wide(), upstream.double(), rounding)
+    return _judge_gradients(outcome, ours, samples, wide, typical)
 
 
 def _upstream(case: Case, out: Tensor, unsure: Tensor, exact: bool) -> Tensor | None:
@@ -222,15 +227,17 @@ def _brief(tensor: Tensor) -> str:
 
 
 def _judge_gradients(
-    outcome: Outcome, ours: _Result, samples: list[_Result], wide: _Result, floor: float
+    outcome: Outcome,
+    ours: _Result,
+    samples: list[_Result],
+    wide: _Result,
+    typical: dict[str, Tensor],
 ) -> Outcome:
-    for result in (*samples, wide):
-        if result.error is not None:
-            return _failure(outcome.seed, result.error, "torch's backward raised, ours did not")
     ratio = 0.0
-    for name in wide.gradients:
+    for name, exact in wide.gradients.items():
         others = [sample.gradients.get(name) for sample in samples]
-        found = judge.judge_gradient(ours.gradients.get(name), others, wide.gradients[name], floor)
+        own = ours.gradients.get(name)
+        found = judge.judge_gradient(own, others, exact, typical[name])
         ratio = max(ratio, found.ratio)
         if found.problem is not None:
             detail = f"gradient of {name}: {found.problem}"

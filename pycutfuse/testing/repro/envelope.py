@@ -74,13 +74,13 @@ class Envelope:
         big, wide = x.abs(), weight.abs()
         bound = big @ wide.mT
         walk = (x.square() @ weight.mT.square()).sqrt()  # of K errors with random signs
-        tiny = (x.shape[-1] + 1) * rounding.tiny
-        error = rounding.floor * bound + tiny
+        lost: Any = (x.shape[-1] + 1) * rounding.tiny
         if x.shape[-1]:
             tops = big.amax(-1, keepdim=True) * wide.sum(-1)
             tops = tops + big.sum(-1, keepdim=True) * wide.amax(-1)
-            error = error + RANGE * tops
-        typical = rounding.floor * torch.maximum(walk, value.abs()) + tiny
+            lost = lost + RANGE * tops
+        error = rounding.floor * bound + lost
+        typical = rounding.floor * torch.maximum(walk, value.abs()) + lost
         made = cls(
             value,
             clean(error, value),
