@@ -186,11 +186,12 @@ class LinearThen(nn.Module):
         return self.then(self.linear(x), self.vector)
 
 
-def _fuse_scale_batch_norm(reference: nn.Module) -> nn.Module:
+def fuse_scale_batch_norm(reference: nn.Module) -> nn.Module:
+    """The module that replaces a `LinearScaleBatchNorm`."""
     assert isinstance(reference, LinearScaleBatchNorm)
     gemm = reference.gemm
     fused = fused_nn.LinearScaleBatchNorm1d(gemm.in_features, gemm.out_features, gemm.bias.shape)
-    return _like(reference, fused)
+    return like(reference, fused)
 
 
 def _fuse_logsumexp(reference: nn.Module) -> nn.Module:
@@ -199,10 +200,10 @@ def _fuse_logsumexp(reference: nn.Module) -> nn.Module:
     fused = fused_nn.LinearSigmoidLinearLogSumExp(
         first.in_features, first.out_features, second.out_features
     )
-    return _like(reference, fused)
+    return like(reference, fused)
 
 
-def _like(reference: nn.Module, fused: nn.Module) -> nn.Module:
+def like(reference: nn.Module, fused: nn.Module) -> nn.Module:
     """`fused` with the device, dtype, parameters, buffers and mode of `reference`."""
     parameter = next(reference.parameters())
     fused.to(parameter.device, parameter.dtype).load_state_dict(reference.state_dict())
@@ -289,7 +290,7 @@ def _scale_batch_norm(shape: Shape, training: bool) -> Case:
         training=training,
         chain="Linear, mul(scale), BatchNorm1d",
         reference=LinearScaleBatchNorm,
-        fused=_fuse_scale_batch_norm,
+        fused=fuse_scale_batch_norm,
     )
 
 

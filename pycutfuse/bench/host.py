@@ -1,4 +1,4 @@
-"""Host time of an eager call, over an empty launch."""
+"""Host time of eager calls, over an empty launch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pycutfuse import nn as fused_nn
+from pycutfuse.bench.cases import LinearScaleBatchNorm, Shape, fuse_scale_batch_norm, like
 from pycutfuse.bench.results import HostOverhead
 from pycutfuse.bench.statistics import percentile
 from pycutfuse.config import precision
@@ -17,20 +18,33 @@ from pycutfuse.explaining import explain
 
 _cuda: Any = torch.cuda  # partly untyped
 
-SIZE = 64
-"""Rows and features of the tiny problem: the GPU is always done before the host."""
+SHAPE = Shape(2048, 1024, 1024)
+"""Small, but one that our kernels take; PyTorch is expected to be faster below half of it.
+
+The GPU falls behind, which costs the host nothing as long as the launches fit into the queue.
+"""
 
 CALLS = 50
-"""Calls between synchronisations: too few to fill the launch queue, which would block the host."""
+"""Calls between synchronisations. The queue holds 1024 launches, and a call makes at most 6; where
+it is full it blocks the host."""
 
 
-def host_overhead(device: torch.device, repeats: int = 40) -> HostOverhead:
-    """Measure Linear with a bias on 64x64x64, with and without recording for backward."""
-    linear = nn.Linear(SIZE, SIZE, device=device)
-    fused = fused_nn.Linear(SIZE, SIZE, device=device)
-    fused.load_state_dict(linear.state_dict())
-    x = torch.rand(SIZE, SIZE, device=device)
+def host_overhead(device: torch.device, repeats: int = 40) -> list[HostOverhead]:
+    """Measure modules in training mode, with and without recording for backward."""
+    with device:
+        linear = nn.Linear(SHAPE.k, SHAPE.n)
+        chain = LinearScaleBatchNorm(SHAPE)
+        x = torch.rand(SHAPE.m, SHAPE.k)
+    fused = like(linear, fused_nn.Linear(SHAPE.k, SHAPE.n))
+    return [
+        _measured("Linear", linear, fused, x, repeats),
+        _measured("LinearScaleBatchNorm1d", chain, fuse_scale_batch_norm(chain), x, repeats),
+    ]
 
+
+def _measured(
+    name: str, eager: nn.Module, fused: nn.Module, x: torch.Tensor, repeats: int
+) -> HostOverhead:
     def median(call: Callable[[], object]) -> float:
         return percentile(host_samples(call, torch.cuda.synchronize, repeats), 50)
 
@@ -38,15 +52,16 @@ def host_overhead(device: torch.device, repeats: int = 40) -> HostOverhead:
         with torch.no_grad():
             empty = median(lambda: _cuda._sleep(0))
             ours_no_grad = median(lambda: fused(x))
-            eager_no_grad = median(lambda: linear(x))
+            eager_no_grad = median(lambda: eager(x))
             ran = str(explain(fused, x))
         return HostOverhead(
             empty_launch=empty,
             ours_no_grad=ours_no_grad,
             ours_grad=median(lambda: fused(x)),
             eager_no_grad=eager_no_grad,
-            eager_grad=median(lambda: linear(x)),
+            eager_grad=median(lambda: eager(x)),
             ran=ran,
+            module=name,
         )
 
 

@@ -62,7 +62,7 @@ def merge(old: Run, new: Run) -> Run:
         forced=_joined(old.forced, new.forced, lambda item: item.name),
         fuzz=_joined(old.fuzz, new.fuzz, lambda item: (item.family, item.seeds)),
         skipped={**skipped, **new.skipped},
-        host=old.host if new.host is None else new.host,
+        host=_joined(old.host, new.host, lambda item: item.module),
     )
 
 

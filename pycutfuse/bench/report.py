@@ -59,7 +59,7 @@ def _summaries(run: Run) -> list[Table]:
         found.append(make.forced(run.forced))
     if any(program.timings for result in run.executor for program in result.programs):
         found.append(make.executor(run.executor))
-    if run.host is not None:
+    if run.host:
         found.append(make.host(run.host))
     return found
 

@@ -212,7 +212,7 @@ class SizesResult:
 
 @dataclass(frozen=True)
 class HostOverhead:
-    """Host time of an eager call on a tiny problem, in seconds; an empty launch for comparison."""
+    """Host time of an eager call of a module, in seconds; an empty launch for comparison."""
 
     empty_launch: float
     ours_no_grad: float
@@ -220,6 +220,7 @@ class HostOverhead:
     eager_no_grad: float
     eager_grad: float
     ran: str
+    module: str = "Linear"
 
     @property
     def no_grad(self) -> float:
@@ -269,7 +270,7 @@ class Run:
     forced: list[CaseResult] = field(default_factory=list)
     fuzz: list[Fuzz] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    host: HostOverhead | None = None
+    host: list[HostOverhead] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:

@@ -27,8 +27,8 @@ from pycutfuse.bench.results import (
 from pycutfuse.bench.statistics import Summary
 from pycutfuse.bench.timing import Timing
 
-FORMAT = 2
-"""2: every case names its tier. 1 had one tier for all."""
+FORMAT = 3
+"""3: host times of several modules; 2 had Linear's. 2: every case names its tier; 1 had one."""
 
 
 def to_json(run: Run) -> str:
@@ -56,8 +56,8 @@ def to_json(run: Run) -> str:
         }
         for entry, size in zip(item["entries"], sizes.entries, strict=True):
             entry["derived"] = {"ratio": size.ratio(), "passed": size.passed}
-    if run.host is not None:
-        data["host"]["derived"] = {"no_grad": run.host.no_grad, "grad": run.host.grad}
+    for item, host in zip(data["host"], run.host, strict=True):
+        item["derived"] = {"no_grad": host.no_grad, "grad": host.grad}
     return json.dumps(_plain(data), indent=1, allow_nan=False) + "\n"
 
 
@@ -90,6 +90,8 @@ def from_json(text: str) -> Run:
         data = json.loads(text)
         if data["format"] == 1:
             data = _from_format_1(data)
+        if data["format"] == 2:
+            data = _from_format_2(data)
         if data["format"] != FORMAT:
             raise ValueError(
                 f"format {data['format']!r}; this version reads 1 to {FORMAT}: measure again with "
@@ -110,7 +112,7 @@ def from_json(text: str) -> Run:
             forced=[_case(item) for item in data["forced"]],
             fuzz=[Fuzz(**{**item, "seeds": tuple(item["seeds"])}) for item in data["fuzz"]],
             skipped=data["skipped"],
-            host=None if data["host"] is None else HostOverhead(**_stored(data["host"])),
+            host=[HostOverhead(**_stored(item)) for item in data["host"]],
         )
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"not a result of pycutfuse bench: {error!r}") from error
@@ -146,7 +148,12 @@ def _from_format_1(data: dict[str, Any]) -> dict[str, Any]:
     ]
     new: dict[str, Any] = {"sizes": [], "forced": [], "fuzz": [], "skipped": {}}
     cases = [upgraded(case) for case in data["cases"]]
-    return {**data, **new, "format": FORMAT, "cases": cases, "executor": executor}
+    return {**data, **new, "format": 2, "cases": cases, "executor": executor}
+
+
+def _from_format_2(data: dict[str, Any]) -> dict[str, Any]:
+    host = [] if data["host"] is None else [data["host"]]
+    return {**data, "format": FORMAT, "host": host}
 
 
 def _stored(data: dict[str, Any]) -> dict[str, Any]:

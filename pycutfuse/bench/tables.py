@@ -201,20 +201,18 @@ def executor(results: Sequence[ExecutorResult]) -> Table:
     return Table("What an interpreted program costs (bias counted as a step)", columns, rows)
 
 
-def host(found: HostOverhead) -> Table:
-    """Host time of an eager call."""
-
-    def row(name: str, plain: float, grad: float) -> list[str]:
-        over = [
-            f"{(plain - found.empty_launch) * 1e6:.1f}",
-            f"{(grad - found.empty_launch) * 1e6:.1f}",
-        ]
-        return [name, f"{plain * 1e6:.1f}", f"{grad * 1e6:.1f}", *over]
-
-    columns = ["Linear with bias", "no_grad", "grad", "over a launch", "over a launch, grad"]
-    rows = [row(OURS, found.ours_no_grad, found.ours_grad)]
-    rows.append(row(EAGER, found.eager_no_grad, found.eager_grad))
-    launch = f"{found.empty_launch * 1e6:.1f}"
+def host(results: Sequence[HostOverhead]) -> Table:
+    """Host time of an eager call of each module."""
+    columns = ["module", "by", "no_grad", "grad", "over a launch", "over a launch, grad"]
+    rows = []
+    for found in results:
+        for name, plain, grad in (
+            (OURS, found.ours_no_grad, found.ours_grad),
+            (EAGER, found.eager_no_grad, found.eager_grad),
+        ):
+            times = (plain, grad, plain - found.empty_launch, grad - found.empty_launch)
+            rows.append([found.module, name, *(f"{seconds * 1e6:.1f}" for seconds in times)])
+    launch = f"{results[0].empty_launch * 1e6:.1f}"
     return Table(f"Host time of an eager call in µs (an empty launch: {launch})", columns, rows)
 
 

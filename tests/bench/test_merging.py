@@ -44,7 +44,7 @@ def test_another_tier_is_added_and_the_same_one_is_replaced_in_place():
 def test_every_kind_of_result_is_kept():
     sizes = {tier: SizesResult("sizes", tier, []) for tier in ("ieee", "bf16")}
     fuzz = Fuzz("linear", (0, 9), "NVIDIA H200", {"correct": 10})
-    old = _run(sizes=[sizes["ieee"]], skipped={"sm80": "not compiled"}, host=HOST)
+    old = _run(sizes=[sizes["ieee"]], skipped={"sm80": "not compiled"}, host=[HOST])
     new = _run(
         executor=[ExecutorResult("e", [])],
         sizes=[sizes["bf16"]],
@@ -56,11 +56,11 @@ def test_every_kind_of_result_is_kept():
     assert (found.executor, found.forced) == (new.executor, new.forced)
     assert found.fuzz == [fuzz]
     assert found.skipped == {}
-    assert found.host == HOST
+    assert found.host == [HOST]
 
 
 def test_merging_a_run_with_itself_changes_nothing():
-    run = _run(_case("a"), sizes=[SizesResult("sizes", "ieee", [])], host=HOST)
+    run = _run(_case("a"), sizes=[SizesResult("sizes", "ieee", [])], host=[HOST])
     assert merging.merge(run, run) == run
 
 

@@ -85,7 +85,7 @@ def _executor(*times):
 def _run(*cases, **changes):
     host = HostOverhead(3e-6, 15e-6, 25e-6, 9e-6, 14e-6, "sm90")
     run = Run(ENVIRONMENT, {"compile": True}, list(cases), [_executor(1, 1.01, 1.03, 1.2)])
-    return replace(run, host=host, **changes)
+    return replace(run, host=[host], **changes)
 
 
 def _size(ratio, **changes):
@@ -120,8 +120,10 @@ def test_executor_cost_is_relative_to_the_bias_alone():
 
 
 def test_host_overhead_is_over_an_empty_launch():
-    host = _run().host
+    (host,) = _run().host
     assert (host.no_grad, host.grad) == pytest.approx((12e-6, 22e-6))
+    row = next(line for line in report.text(_run()).splitlines() if line.startswith("Linear "))
+    assert row.split() == ["Linear", OURS, "15.0", "25.0", "12.0", "22.0"]
 
 
 def test_a_failed_case_is_named_and_shows_no_speed():

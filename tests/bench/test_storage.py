@@ -62,7 +62,10 @@ def _run():
         [case],
         [Fuzz("linear", (0, 9), "H200", {"correct": 10})],
         {"sm80": "why"},
-        HostOverhead(1e-6, 2e-6, 3e-6, 4e-6, 5e-6, "sm90"),
+        [
+            HostOverhead(1e-6, 2e-6, 3e-6, 4e-6, 5e-6, "sm90"),
+            HostOverhead(1e-6, 2e-6, 3e-6, 4e-6, 5e-6, "sm90", "LinearScaleBatchNorm1d"),
+        ],
     )
 
 
@@ -76,7 +79,7 @@ def test_json_round_trip_keeps_everything():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 99}', '{"format": 1}', '{"format": 2}', "nonsense"]
+    "text", ["", "[]", "{}", '{"format": 99}', '{"format": 1}', '{"format": 3}', "nonsense"]
 )
 def test_other_json_is_refused(text):
     with pytest.raises(ValueError, match=r"format|not a result"):
@@ -84,7 +87,7 @@ def test_other_json_is_refused(text):
 
 
 def test_a_newer_format_says_what_to_do():
-    with pytest.raises(ValueError, match=r"format 99; this version reads 1 to 2: measure again"):
+    with pytest.raises(ValueError, match=r"format 99; this version reads 1 to 3: measure again"):
         storage.from_json('{"format": 99}')
 
 
@@ -95,8 +98,13 @@ def test_an_error_names_the_file(tmp_path):
         storage.read(path)
 
 
-def _format_1(run):
+def _format_2(run):
     data = json.loads(storage.to_json(run))
+    return {**data, "format": 2, "host": data["host"][0] if data["host"] else None}
+
+
+def _format_1(run):
+    data = _format_2(run)
     for name in ("sizes", "forced", "fuzz", "skipped"):
         del data[name]
     for case in (*data["cases"], *(p for e in data["executor"] for p in e["programs"])):
@@ -112,6 +120,13 @@ def test_the_first_format_is_read_with_its_one_tier():
     found = storage.from_json(_format_1(run))
     assert found.cases == [replace(case, tier="ieee") for case in run.cases]
     assert (found.sizes, found.forced, found.fuzz, found.skipped) == ([], [], [], {})
+
+
+def test_the_second_format_is_read_with_its_one_host_time():
+    run = _run()
+    assert storage.from_json(json.dumps(_format_2(run))) == replace(run, host=run.host[:1])
+    none = replace(run, host=[])
+    assert storage.from_json(json.dumps(_format_2(none))) == none
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)

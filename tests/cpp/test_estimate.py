@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from pycutfuse.bench import host
 from pycutfuse.program import EMPTY
 from pycutfuse.support import Problem, fused_problem
 from pycutfuse.testing.forcing import KINDS, Kind
@@ -37,6 +38,12 @@ def test_a_tiny_problem_is_slower(kind: Kind, tail: str) -> None:
 @pytest.mark.parametrize("tail", TAILS)
 def test_a_large_problem_is_not(kind: Kind, tail: str) -> None:
     assert slower(16384, 4096, 4096, kind, tail) is None
+
+
+@pytest.mark.parametrize("tail", ["none", "batch_norm_train"])
+def test_the_hosts_overhead_is_measured_on_a_problem_that_is_ours(tail: str) -> None:
+    m, k, n = host.SHAPE.sizes
+    assert slower(m, n, k, (torch.float32, "ieee"), tail) is None
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
