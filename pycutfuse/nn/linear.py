@@ -1,5 +1,6 @@
 """nn.Linear with a program in its epilogue."""
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -58,6 +59,9 @@ class Linear(FusedModule):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+
+    _name = NAME
+    _run: Callable[..., Tensor] = staticmethod(run)
 
     def __init__(
         self,
@@ -134,10 +138,13 @@ class Linear(FusedModule):
             reason = self.epilogue.why_chain()
             if reason is not None:
                 return self._chain(x, reason)
-        return run(*self.run_arguments(x), self._memo)
+        return self._run(*self.run_arguments(x), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
-        config.report_fallback(NAME, reason)
+        config.report_fallback(self._name, reason)
+        return self._plain(x)
+
+    def _plain(self, x: Tensor) -> Tensor:
         value: Tensor = self.epilogue(nn.functional.linear(x, self.weight, self.bias))
         return value
 

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from pycutfuse import config
 from pycutfuse.nn._epilogue import Epilogue
 from pycutfuse.nn.linear import Linear
 from pycutfuse.ops._linear_logsumexp import NAME, run
@@ -48,36 +47,18 @@ class LinearLogSumExp(Linear):
     ['weight', 'bias']
     """
 
+    _name = NAME
+    _run = staticmethod(run)
+
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``logsumexp(program(x @ weight.T + bias), dim=-1)``.
+        """Return ``logsumexp(program(x @ weight.T + bias), dim=-1)``, ``(*)``.
 
-        Parameters
-        ----------
-        x : Tensor
-            ``(*, in_features)``.
-
-        Returns
-        -------
-        Tensor
-            ``(*)``.
-
-        Raises
-        ------
-        RuntimeError
-            If shapes or dtypes do not fit, as torch.nn.Linear.
-        TypeError
-            If x is no tensor.
+        x, and what is raised, are as in `Linear`.
         """
-        if not self._bare:
-            reason = self.epilogue.why_chain()
-            if reason is not None:
-                return self._chain(x, reason)
-        return run(*self.run_arguments(x), self._memo)
+        return super().forward(x)
 
-    def _chain(self, x: Tensor, reason: str) -> Tensor:
-        config.report_fallback(NAME, reason)
-        logits: Tensor = self.epilogue(nn.functional.linear(x, self.weight, self.bias))
-        return torch.logsumexp(logits, -1)
+    def _plain(self, x: Tensor) -> Tensor:
+        return torch.logsumexp(super()._plain(x), -1)
 
     def to_torch(self) -> nn.Module:
         """Make the plain torch chain that shares this module's parameters, under the same keys."""
