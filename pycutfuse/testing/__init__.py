@@ -1,6 +1,6 @@
 """What tests and `verify` share: guarded memory, error measures, generators, forced policies."""
 
-from pycutfuse.testing.accuracy import IEEE_FLOOR, ErrorPair, errors, floor_of, no_worse
+from pycutfuse.testing.accuracy import IEEE_FLOOR, ErrorPair, errors, floor_of, kinds, no_worse
 from pycutfuse.testing.forcing import exact_promotion, forced_policy, kinds_of, slow_problems_taken
 from pycutfuse.testing.generators import DISTRIBUTIONS, generate, integers
 from pycutfuse.testing.memory import LAYOUTS, GuardError, Guards, guarded, strided
@@ -19,6 +19,7 @@ __all__ = [
     "generate",
     "guarded",
     "integers",
+    "kinds",
     "kinds_of",
     "no_worse",
     "slow_problems_taken",

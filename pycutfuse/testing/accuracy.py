@@ -21,6 +21,22 @@ def floor_of(dtype: torch.dtype, tier: str = "ieee") -> float:
     return _FLOORS[tier if dtype is torch.float32 else dtype]
 
 
+def kinds(tensor: Tensor) -> Tensor:
+    """0 finite, 1 NaN, 2 and 3 infinities by sign: what must agree with torch, place by place.
+
+    Examples
+    --------
+    >>> import torch
+    >>> kinds(torch.tensor([1.0, float("nan"), float("inf"), -float("inf")]))
+    tensor([0, 1, 2, 3], dtype=torch.uint8)
+    """
+    kind = torch.zeros(tensor.shape, dtype=torch.uint8, device=tensor.device)
+    kind[tensor.isnan()] = 1
+    kind[tensor == float("inf")] = 2
+    kind[tensor == float("-inf")] = 3
+    return kind
+
+
 @dataclass(frozen=True)
 class ErrorPair:
     """Two relative errors of one result.

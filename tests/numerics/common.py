@@ -37,12 +37,3 @@ def torch_linear(x: Tensor, weight: Tensor, tier: str = "ieee") -> Tensor:
     """torch's linear at `tier`."""
     with torch_flag(tier):
         return F.linear(x, weight)
-
-
-def kinds(tensor: Tensor) -> Tensor:
-    """0 finite, 1 NaN, 2 and 3 infinities by sign: what must agree with torch, place by place."""
-    kind = torch.zeros(tensor.shape, dtype=torch.uint8, device=tensor.device)
-    kind[tensor.isnan()] = 1
-    kind[tensor == float("inf")] = 2
-    kind[tensor == float("-inf")] = 3
-    return kind

@@ -1,7 +1,6 @@
 """Linear layers under logsumexp are never less accurate than PyTorch, measured against float64."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pycutfuse as pcf
-from pycutfuse.testing import DISTRIBUTIONS, IEEE_FLOOR, generate, no_worse
+from pycutfuse.testing import DISTRIBUTIONS, IEEE_FLOOR, generate, kinds, no_worse
 
 from ..cases.sizes import KERNEL, SizeCase
-from .common import compare, kinds
+from .common import compare, torch_flag
 
 pytestmark = pytest.mark.cuda
 
@@ -20,17 +19,6 @@ INF, NAN = float("inf"), float("nan")
 FLOORS = {torch.float32: IEEE_FLOOR, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 TF32_FLOOR = 2.0**-10
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-@contextmanager
-def torch_flags(tier: str) -> Iterator[None]:
-    """torch's matmuls at `tier`, whatever the flags of this process."""
-    outer = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = tier == "tf32"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = outer
 
 
 def one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -71,7 +59,7 @@ def check(
     floor: float | None = None,
 ) -> None:
     """Fail if `ours` is further from float64 than torch's chain and the floor."""
-    with torch_flags(tier), torch.no_grad():
+    with torch_flag(tier), torch.no_grad():
         theirs = chain(*inputs)
         exact = chain(*(tensor.double() for tensor in inputs))
     problem = no_worse(*compare(ours, theirs, exact), floor=floor or FLOORS[ours.dtype])
@@ -169,7 +157,7 @@ def test_non_finite_inputs(which: int, value: float, count: int, cuda, fused: No
     at = torch.randint(inputs[which].numel(), (count,), generator=torch.Generator().manual_seed(1))
     inputs[which].view(-1)[at.to(cuda)] = value
     x, *weights = inputs
-    with torch.no_grad(), pcf.precision("ieee"), torch_flags("ieee"):
+    with torch.no_grad(), pcf.precision("ieee"), torch_flag("ieee"):
         pairs = [(module(tuple(weights))(x), two(x, *weights))]
         pairs.append((pcf.ops.linear_logsumexp(x, *weights[:2]), one(x, *weights[:2])))
     for ours, theirs in pairs:
@@ -183,7 +171,7 @@ def test_infinite_logits(cuda: torch.device, fused: None) -> None:
     full = torch.zeros(300, 70, device=cuda)
     full[0], full[1], full[2, 5], full[3, :69] = -INF, INF, INF, -INF
     full[4, 3], full[4, 4], full[5, 6], full[6] = INF, -INF, NAN, 1e30
-    with pcf.precision("ieee"), torch_flags("ieee"):
+    with pcf.precision("ieee"), torch_flag("ieee"):
         ours = pcf.ops.linear_logsumexp(x, weight, epilogue=(pcf.add(full),))
         theirs = torch.logsumexp(F.linear(x, weight) + full, -1)
     assert torch.equal(kinds(ours), kinds(theirs))
@@ -200,7 +188,7 @@ def test_gradients(distribution: str, offset: float, cuda: torch.device, fused: 
     inputs = [tensor.requires_grad_() for tensor in (x, first, bias, second, second_bias)]
     made = module(tuple(inputs[1:]))
     parameters = list(made.parameters())
-    with pcf.precision("ieee"), torch_flags("ieee"):
+    with pcf.precision("ieee"), torch_flag("ieee"):
         ours = torch.autograd.grad(made(x), [x, *parameters], grad)
         theirs = torch.autograd.grad(two(*inputs), inputs, grad)
     wide = [tensor.detach().double().requires_grad_() for tensor in inputs]

@@ -7,10 +7,10 @@ from torch import Tensor
 import pycutfuse as pcf
 from pycutfuse._loader import native
 from pycutfuse.support import device_props
-from pycutfuse.testing import DISTRIBUTIONS, IEEE_FLOOR, generate, no_worse
+from pycutfuse.testing import DISTRIBUTIONS, IEEE_FLOOR, generate, kinds, no_worse
 
 from ..cases.logsumexp import KERNEL, ReduceCase
-from .common import compare, kinds
+from .common import compare
 
 pytestmark = pytest.mark.cuda
 

@@ -10,10 +10,11 @@ from pycutfuse.testing import (
     errors,
     generate,
     integers,
+    kinds,
     no_worse,
 )
 
-from .common import exact_linear, kinds
+from .common import exact_linear
 
 
 def test_relative_errors() -> None:

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 import pycutfuse as pcf
 from pycutfuse.program import encode
 from pycutfuse.reference import apply_program
-from pycutfuse.testing import generate, no_worse
+from pycutfuse.testing import generate, kinds, no_worse
 
-from .common import compare, exact_linear, kinds, torch_linear
+from .common import compare, exact_linear, torch_linear
 
 pytestmark = pytest.mark.cuda
 

@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pycutfuse as pcf
-from pycutfuse.testing import DISTRIBUTIONS, ErrorPair, floor_of, generate, no_worse
+from pycutfuse.testing import DISTRIBUTIONS, ErrorPair, floor_of, generate, kinds, no_worse
 from pycutfuse.testing.forcing import KINDS, Kind
 
 from ..cases.programs import CHAINS, ProgramCase
 from ..cases.sizes import KERNEL, SizeCase
-from .common import compare, exact_linear, kinds, torch_flag, torch_linear
+from .common import compare, exact_linear, torch_flag, torch_linear
 
 pytestmark = pytest.mark.cuda
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pycutfuse.testing.accuracy import ErrorPair, errors, no_worse
+from pycutfuse.testing.accuracy import ErrorPair, errors, kinds, no_worse
 from pycutfuse.testing.repro.envelope import MARGIN, Envelope
 
 ENOUGH = 256
@@ -46,14 +46,6 @@ class Judgement:
 
     problem: str | None = None
     ratio: float = 0.0
-
-
-def _kinds(value: Tensor) -> Tensor:
-    kind = torch.zeros(value.shape, dtype=torch.uint8, device=value.device)
-    kind[value.isnan()] = 1
-    kind[value == float("inf")] = 2
-    kind[value == float("-inf")] = 3
-    return kind
 
 
 _KIND_WORDS = ("finite", "NaN", "inf", "-inf")
@@ -74,7 +66,7 @@ def compare_form(ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def _compare_kinds(ours: Tensor, theirs: Tensor, where: Tensor) -> str | None:
-    own, other = _kinds(ours), _kinds(theirs)
+    own, other = kinds(ours), kinds(theirs)
     differ = (own != other) & where
     if not bool(differ.any()):
         return None

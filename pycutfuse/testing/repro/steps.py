@@ -108,29 +108,21 @@ def _sum(build: Callable[..., Step], plain: Callable[[Tensor, Any, Constants], T
     return StepKind(build, plain, _sum_rounding, _number, binary=True, integer=True)
 
 
+def _limit(
+    build: Callable[..., Step],
+    plain: Callable[[Tensor, Any, Constants], Tensor],
+    draw: Callable[[random.Random], Constants],
+) -> StepKind:
+    return StepKind(build, plain, _twice, draw, lambda c: c, integer=True, weight=0.4)
+
+
 STEPS: dict[str, StepKind] = {
     "add": _sum(pcf.add, lambda v, o, c: v + o),
     "sub": _sum(pcf.sub, lambda v, o, c: v - o),
     "mul": StepKind(pcf.mul, lambda v, o, c: v * o, _twice, _number, binary=True, integer=True),
     "div": StepKind(pcf.div, lambda v, o, c: v / o, _twice, _number, binary=True),
-    "minimum": StepKind(
-        pcf.minimum,
-        lambda v, o, c: v.clamp(max=o),
-        _twice,
-        _bound(1),
-        lambda c: c,
-        integer=True,
-        weight=0.4,
-    ),
-    "maximum": StepKind(
-        pcf.maximum,
-        lambda v, o, c: v.clamp(min=o),
-        _twice,
-        _bound(-1),
-        lambda c: c,
-        integer=True,
-        weight=0.4,
-    ),
+    "minimum": _limit(pcf.minimum, lambda v, o, c: v.clamp(max=o), _bound(1)),
+    "maximum": _limit(pcf.maximum, lambda v, o, c: v.clamp(min=o), _bound(-1)),
     "relu": StepKind(
         pcf.relu, lambda v, o, c: F.relu(v), _none, kinks=lambda c: (0.0,), integer=True
     ),
@@ -155,33 +147,11 @@ STEPS: dict[str, StepKind] = {
         kinks=lambda c: (-3.0, 3.0),
         curved=True,
     ),
-    "clamp": StepKind(
-        pcf.clamp,
-        lambda v, o, c: v.clamp(c[0], c[1]),
-        _twice,
-        _pair,
-        lambda c: c,
-        integer=True,
-        weight=0.4,
+    "clamp": _limit(pcf.clamp, lambda v, o, c: v.clamp(c[0], c[1]), _pair),
+    "clamp_max": _limit(
+        lambda high: pcf.clamp(max=high), lambda v, o, c: v.clamp(max=c[0]), _bound(1)
     ),
-    "clamp_max": StepKind(
-        lambda high: pcf.clamp(max=high),
-        lambda v, o, c: v.clamp(max=c[0]),
-        _twice,
-        _bound(1),
-        lambda c: c,
-        integer=True,
-        weight=0.4,
-    ),
-    "hardtanh": StepKind(
-        pcf.hardtanh,
-        lambda v, o, c: F.hardtanh(v, c[0], c[1]),
-        _twice,
-        _pair,
-        lambda c: c,
-        integer=True,
-        weight=0.4,
-    ),
+    "hardtanh": _limit(pcf.hardtanh, lambda v, o, c: F.hardtanh(v, c[0], c[1]), _pair),
     "softplus": StepKind(
         pcf.softplus,
         lambda v, o, c: F.softplus(v, c[0], c[1]),
