@@ -9,21 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pycutfuse.bench import results
 from pycutfuse.bench.accuracy import Check, Errors
-from pycutfuse.bench.results import (
-    COMPILE_TUNED,
-    COMPILED,
-    FROZEN,
-    OURS,
-    CaseResult,
-    ExecutorResult,
-    Fuzz,
-    HostOverhead,
-    Memory,
-    Run,
-    SizeResult,
-    SizesResult,
-)
 from pycutfuse.bench.statistics import Summary
 from pycutfuse.bench.timing import Timing
 
@@ -31,7 +18,7 @@ FORMAT = 3
 """3: host times of several modules; 2 had Linear's. 2: every case names its tier; 1 had one."""
 
 
-def to_json(run: Run) -> str:
+def to_json(run: results.Run) -> str:
     """JSON of a run. Numbers that JSON has no word for (inf, nan) are strings.
 
     Each result also holds ``derived``, the figures of the report; it is not read back.
@@ -51,7 +38,7 @@ def to_json(run: Run) -> str:
             "losers": [str(entry) for entry in sizes.losers],
             "mean": sizes.mean,
             "mean_count": len(sizes.comparable),
-            "worst_compile": min(sizes.ratios(COMPILE_TUNED), default=None),
+            "worst_compile": min(sizes.ratios(results.COMPILE_TUNED), default=None),
             "not_fused": sizes.reasons(),
         }
         for entry, size in zip(item["entries"], sizes.entries, strict=True):
@@ -61,16 +48,16 @@ def to_json(run: Run) -> str:
     return json.dumps(_plain(data), indent=1, allow_nan=False) + "\n"
 
 
-def derived(result: CaseResult) -> dict[str, Any]:
+def derived(result: results.CaseResult) -> dict[str, Any]:
     """Figures that follow from a result: ratios, rates, share of the floor."""
     figures: dict[str, Any] = {"passed": result.passed, "error_ratio": result.error_ratio}
-    for name in (OURS, FROZEN):
+    for name in (results.OURS, results.FROZEN):
         seconds = result.seconds(name)
         if seconds is None:
             continue
         figures[name] = {
             "speedup": result.speedup(name),
-            "speedup_compile": result.speedup(name, COMPILED),
+            "speedup_compile": result.speedup(name, results.COMPILED),
             "bytes_per_s": result.bytes / seconds,
             "flop_per_s": result.flop / seconds,
             "share_of_floor": result.floor_s / seconds,
@@ -78,7 +65,7 @@ def derived(result: CaseResult) -> dict[str, Any]:
     return figures
 
 
-def from_json(text: str) -> Run:
+def from_json(text: str) -> results.Run:
     """Run from its JSON, of this format or an older one.
 
     Raises
@@ -97,28 +84,28 @@ def from_json(text: str) -> Run:
                 f"format {data['format']!r}; this version reads 1 to {FORMAT}: measure again with "
                 "python -m pycutfuse bench --json FILE"
             )
-        return Run(
+        return results.Run(
             environment=data["environment"],
             settings=data["settings"],
             cases=[_case(item) for item in data["cases"]],
             executor=[
-                ExecutorResult(item["name"], [_case(p) for p in item["programs"]])
+                results.ExecutorResult(item["name"], [_case(p) for p in item["programs"]])
                 for item in data["executor"]
             ],
             sizes=[
-                SizesResult(item["name"], item["tier"], [_size(e) for e in item["entries"]])
+                results.SizesResult(item["name"], item["tier"], [_size(e) for e in item["entries"]])
                 for item in data["sizes"]
             ],
             forced=[_case(item) for item in data["forced"]],
-            fuzz=[Fuzz(**{**item, "seeds": tuple(item["seeds"])}) for item in data["fuzz"]],
+            fuzz=[results.Fuzz(**{**item, "seeds": tuple(item["seeds"])}) for item in data["fuzz"]],
             skipped=data["skipped"],
-            host=[HostOverhead(**_stored(item)) for item in data["host"]],
+            host=[results.HostOverhead(**_stored(item)) for item in data["host"]],
         )
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"not a result of pycutfuse bench: {error!r}") from error
 
 
-def read(path: str | Path) -> Run:
+def read(path: str | Path) -> results.Run:
     """`from_json` of a file; an error names it."""
     text = Path(path).read_text(encoding="utf-8")
     try:
@@ -127,7 +114,7 @@ def read(path: str | Path) -> Run:
         raise ValueError(f"{path}: {error}") from error
 
 
-def write(path: str | Path, run: Run) -> None:
+def write(path: str | Path, run: results.Run) -> None:
     """Write the JSON of `run`; whoever is cut off while writing leaves the old file."""
     path = Path(path)
     unfinished = path.with_name(f"{path.name}.unfinished")
@@ -160,7 +147,7 @@ def _stored(data: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name != "derived"}
 
 
-def _case(data: dict[str, Any]) -> CaseResult:
+def _case(data: dict[str, Any]) -> results.CaseResult:
     memory = data["memory"]
     timings = {
         name: Timing(Summary(**item["seconds"]), item["regime"])
@@ -171,13 +158,13 @@ def _case(data: dict[str, Any]) -> CaseResult:
         "shape": tuple(data["shape"]),
         "checks": _checks(data["checks"]),
         "timings": timings,
-        "memory": None if memory is None else Memory(**memory),
+        "memory": None if memory is None else results.Memory(**memory),
     }
-    return CaseResult(**known)
+    return results.CaseResult(**known)
 
 
-def _size(data: dict[str, Any]) -> SizeResult:
-    return SizeResult(**{**_stored(data), "checks": _checks(data["checks"])})
+def _size(data: dict[str, Any]) -> results.SizeResult:
+    return results.SizeResult(**{**_stored(data), "checks": _checks(data["checks"])})
 
 
 def _checks(data: list[dict[str, Any]]) -> list[Check]:
