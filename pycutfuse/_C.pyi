@@ -213,3 +213,80 @@ def merge_logsumexp_partials(
     device: DeviceProps,
     stream: int,
 ) -> None: ...
+
+class ConvPolicy:
+    """How a convolution is computed; its repr is code that can be pasted back."""
+
+    def __eq__(self, other: object) -> bool: ...
+    def __repr__(self) -> str: ...
+
+def compiled_conv_policies() -> list[ConvPolicy]: ...
+
+class ConvProblem:
+    """One convolution with its programs and tail; immutable. Names as torch's arguments."""
+
+    def __init__(
+        self,
+        batch: int,
+        channels: int,
+        height: int,
+        width: int,
+        out_channels: int,
+        kernel_h: int,
+        kernel_w: int,
+        stride_h: int,
+        stride_w: int,
+        pad_h: int,  # above; below follows from out_h
+        pad_w: int,  # left
+        dilation_h: int,
+        dilation_w: int,
+        groups: int,
+        out_h: int,
+        out_w: int,
+        transposed: bool,
+        program: Program,
+        tail: int,
+        after: Program,
+        precision: int,  # of float32: 0 ieee, 1 tf32
+        dtype: int,  # DType of x, weight and out
+        packed_weight: bool = False,
+        channels_last: bool = False,  # of out
+    ) -> None: ...
+
+class ConvPlan:
+    workspace_bytes: int
+    packed_bytes: int
+    packed_key: str  # plans of equal keys read the same packed weight
+    policy: ConvPolicy
+    def describe(self) -> str: ...
+
+def conv_why_not(problem: ConvProblem, device: DeviceProps) -> str | None: ...
+def conv_why_slower(problem: ConvProblem, device: DeviceProps) -> str | None: ...
+def make_conv_plan(
+    problem: ConvProblem, device: DeviceProps, policy: ConvPolicy | None = None
+) -> ConvPlan: ...
+def pack_conv_weight(
+    plan: ConvPlan,
+    weight: int,
+    weight_strides: Sequence[int],
+    packed: int,  # packed_bytes, 16-byte aligned
+    stream: int,
+) -> None: ...
+def run_conv(
+    plan: ConvPlan,
+    x: int,
+    x_strides: Sequence[int],  # of (N, C, H, W)
+    weight: int,
+    weight_strides: Sequence[int],
+    packed: int,
+    operands: Sequence[int],  # pointer, channel stride, pixel stride, DType of each operand, flat
+    after_operands: Sequence[int],
+    out: int,
+    batch_norm: Sequence[int] | None,  # as in run
+    momentum: float,
+    eps: float,
+    workspace: int,
+    promotion: float,
+    stream: int,
+) -> None:
+    """Makes the plan's device current for the duration of the call."""

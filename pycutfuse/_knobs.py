@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from pycutfuse._C import GemmPolicy
+    from pycutfuse._C import ConvPolicy, GemmPolicy
 
 # Takes back the mean truncation of Hopper's accumulator (DESIGN.md section 4).
 DEFAULT_PROMOTION = 1.0 + 2.0**-23
@@ -16,10 +16,11 @@ DEFAULT_PROMOTION = 1.0 + 2.0**-23
 
 @dataclass(slots=True)
 class Knobs:
-    """Promotion factor, forced policy, whether slow problems are taken, and who allocates."""
+    """Promotion factor, forced policies, whether slow problems are taken, and who allocates."""
 
     promotion: float = DEFAULT_PROMOTION
     policy: "GemmPolicy | None" = None
+    conv_policy: "ConvPolicy | None" = None
     take_slow: bool = False  # problems that PyTorch is expected to run faster
     empty: Callable[..., Tensor] = torch.empty
 

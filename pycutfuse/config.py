@@ -77,21 +77,35 @@ def _read_allow_tf32() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
+def _read_conv_allow_tf32() -> str:
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
 def _read_fp32_precision() -> str:
     # Resolves "none" to the setting of the whole backend; "none" there means IEEE for matmul.
     value: str = torch._C._get_fp32_precision_getter("cuda", "matmul")
     return "tf32" if value == "tf32" else "ieee"
 
 
+def _read_conv_fp32_precision() -> str:
+    value: str = torch._C._get_fp32_precision_getter("cuda", "conv")
+    return "tf32" if value == "tf32" else "ieee"
+
+
 # Reading allow_tf32 raises once the new setting was used, so it is read only where that is missing.
-torch_tier = (
-    _read_fp32_precision if hasattr(torch._C, "_get_fp32_precision_getter") else _read_allow_tf32
-)
+_has_fp32_precision = hasattr(torch._C, "_get_fp32_precision_getter")
+torch_tier = _read_fp32_precision if _has_fp32_precision else _read_allow_tf32
+torch_conv_tier = _read_conv_fp32_precision if _has_fp32_precision else _read_conv_allow_tf32
 
 
 def resolve_tier(value: str) -> str:
     """Tier that a call runs at: `value`, or for ``"default"`` what torch's flags say now."""
     return torch_tier() if value == DEFAULT else value
+
+
+def resolve_conv_tier(value: str) -> str:
+    """`resolve_tier` of a convolution: torch has flags of its own for them, TF32 by default."""
+    return torch_conv_tier() if value == DEFAULT else value
 
 
 class _Policy:

@@ -10,7 +10,16 @@ from pycutfuse._loader import native
 from pycutfuse.program import library_codes
 
 if TYPE_CHECKING:
-    from pycutfuse._C import DeviceProps, FusedProblem, GemmPolicy, Plan, Program
+    from pycutfuse._C import (
+        ConvPlan,
+        ConvPolicy,
+        DeviceProps,
+        FusedProblem,
+        GemmPolicy,
+        Plan,
+        Program,
+    )
+    from pycutfuse._C import ConvProblem as LibraryConvProblem
     from pycutfuse.program import Encoded
 
 # include/cutfuse/types.h. The numbers are part of the binary interface.
@@ -55,6 +64,41 @@ class Problem(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """For caches; see `Encoded.key`."""
         return (*self[:3], self.program.key, self.tail, self.after.key, *self[6:])
+
+
+class ConvProblem(NamedTuple):
+    """What a plan of a convolution depends on; names as in `pycutfuse.geometry.Geometry`."""
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    out_channels: int
+    kernel_h: int
+    kernel_w: int
+    stride_h: int
+    stride_w: int
+    pad_h: int  # above; what is padded below follows from out_h
+    pad_w: int
+    dilation_h: int
+    dilation_w: int
+    groups: int
+    out_h: int
+    out_w: int
+    transposed: bool
+    program: "Encoded"  # the bias first, if there is one
+    tail: str  # "none", "batch_norm_train" or "batch_norm_eval"
+    after: "Encoded"
+    tier: str  # of float32; "ieee" for the others
+    dtype: torch.dtype
+    packed: bool  # the caller brings the weight in the plan's own form
+    channels_last: bool  # layout of the result
+    ordinal: int  # of the CUDA device, for which `device_problem` is None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """For caches; see `Encoded.key`."""
+        return (*self[:17], self.program.key, self.tail, self.after.key, *self[20:])
 
 
 @lru_cache(maxsize=64)
@@ -126,4 +170,49 @@ def make_plan(problem: Problem, policy: "GemmPolicy | None" = None) -> "Plan":
     binding = native().binding
     props = device_props(problem.ordinal)
     plan: Plan = binding.make_plan(fused_problem(problem), props, policy)
+    return plan
+
+
+def conv_missing() -> str | None:
+    """Say that the loaded library is older than convolutions, or None."""
+    if hasattr(native().binding, "make_conv_plan"):
+        return None
+    return "the native library has no convolutions; build it again"
+
+
+def conv_problem(problem: ConvProblem) -> "LibraryConvProblem":
+    """Build the library's form of `problem`."""
+    binding = native().binding
+    made: LibraryConvProblem = binding.ConvProblem(
+        *problem[:17],
+        compile_program(problem.program),
+        binding.TAILS[problem.tail],
+        compile_program(problem.after),
+        precision_code(problem.tier),
+        dtype_code(problem.dtype),
+        *problem[22:24],
+    )
+    return made
+
+
+def conv_why_not(problem: ConvProblem) -> str | None:
+    """Say why no kernel takes the problem on its device, or None if one does."""
+    props = device_props(problem.ordinal)
+    reason: str | None = native().binding.conv_why_not(conv_problem(problem), props)
+    return reason
+
+
+def conv_why_slower(problem: ConvProblem) -> str | None:
+    """Say why PyTorch is expected to run the problem faster, or None."""
+    if knobs.take_slow or knobs.conv_policy is not None:
+        return None
+    props = device_props(problem.ordinal)
+    reason: str | None = native().binding.conv_why_slower(conv_problem(problem), props)
+    return reason
+
+
+def make_conv_plan(problem: ConvProblem, policy: "ConvPolicy | None" = None) -> "ConvPlan":
+    """Plan a problem that `conv_why_not` accepts; `policy` replaces the selected one."""
+    props = device_props(problem.ordinal)
+    plan: ConvPlan = native().binding.make_conv_plan(conv_problem(problem), props, policy)
     return plan

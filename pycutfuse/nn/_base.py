@@ -1,7 +1,7 @@
 """What the fused modules share: frozen planes, and refusals."""
 
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,15 @@ class FusedModule(nn.Module):
     words: Tensor | None
     precision: config.Precision | None
 
+    _frozen_buffers: ClassVar[tuple[str, ...]] = ("planes", "words")
+
     def __init__(self, precision: config.Precision | None) -> None:
         super().__init__()
         config.check_precision(precision)
         self.precision = precision
         self._memo = Memo()
-        self.register_buffer("planes", None, persistent=False)
-        self.register_buffer("words", None, persistent=False)
+        for name in self._frozen_buffers:
+            self.register_buffer(name, None, persistent=False)
 
     def frozen_weight(self) -> Tensor:
         """The weight that `freeze` splits."""
@@ -39,7 +41,7 @@ class FusedModule(nn.Module):
     @property
     def frozen(self) -> bool:
         """Whether forwards use planes made by `freeze`."""
-        return self._buffers["planes"] is not None
+        return self._buffers[self._frozen_buffers[0]] is not None
 
     def freeze(self) -> None:
         """Make the planes now, on the current stream. See `pycutfuse.freeze`."""
@@ -49,6 +51,9 @@ class FusedModule(nn.Module):
             raise RuntimeError(
                 "freeze was called while a CUDA graph is captured; call it before the capture"
             )
+        self._freeze_weight(weight)
+
+    def _freeze_weight(self, weight: Tensor) -> None:
         if weight.is_cuda and weight.dtype in (torch.float16, torch.bfloat16):
             return  # multiplied as it is: there is nothing to make
         reason = _frozen.why_not_frozen(weight)
@@ -75,7 +80,7 @@ class FusedModule(nn.Module):
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register `param`; a new weight drops frozen planes."""
-        if "_buffers" in self.__dict__ and "planes" in self._buffers:
+        if "_buffers" in self.__dict__ and self._frozen_buffers[0] in self._buffers:
             self.unfreeze()
         super().register_parameter(name, param)
 
@@ -92,7 +97,7 @@ class FusedModule(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_memo"] = None
-        state["_buffers"] = self._buffers | {"planes": None, "words": None}
+        state["_buffers"] = self._buffers | dict.fromkeys(self._frozen_buffers)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -67,6 +67,7 @@ def why_reference(
     weight: Tensor,
     operands: Sequence[Tensor],
     statistics: Sequence[Tensor | None] = (),
+    weight_dims: int = 2,
 ) -> str | None:
     """Say why the plain chain must run, with torch's own autograd, or None.
 
@@ -95,7 +96,7 @@ def why_reference(
     reason = why_operands(x.dtype, operands) or why_statistics(x.dtype, statistics)
     if reason is not None:
         return reason
-    if weight.dim() != 2:
+    if weight.dim() != weight_dims:
         return f"a weight of {weight.dim()} dimensions"
     if x.is_cpu:
         if torch.is_autocast_enabled("cpu"):
@@ -200,14 +201,16 @@ def check_linear(x: Tensor, weight: Tensor) -> None:
         )
 
 
-def check_dtypes(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+def check_dtypes(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, operator: str = "linear"
+) -> None:
     """Raise RuntimeError, as torch.nn.functional.linear, for mixed dtypes outside autocast."""
     for name, tensor in (("x", x), ("bias", bias)):
         if tensor is None or tensor.dtype == weight.dtype:
             continue
         if not torch.is_autocast_enabled(weight.device.type):
             raise RuntimeError(
-                f"linear: {name} is {tensor.dtype} but weight is {weight.dtype}; "
+                f"{operator}: {name} is {tensor.dtype} but weight is {weight.dtype}; "
                 "convert one of them with .to(dtype)"
             )
 

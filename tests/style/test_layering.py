@@ -25,7 +25,7 @@ CPP_FILES = files("cpp", suffixes=CPP)
 
 # Floors of the Python package, lowest first. A module imports its own floor and those below.
 PYTHON_FLOORS = (
-    ("errors", "program", "_loader", "_knobs"),
+    ("errors", "program", "geometry", "_loader", "_knobs"),
     ("config", "support", "_library"),
     ("reference",),
     ("ops",),

@@ -1,0 +1,180 @@
+"""What the modules of convolutions share: frozen weights in packed form, and padding modes."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pycutfuse import config
+from pycutfuse.geometry import Geometry
+from pycutfuse.nn._base import FusedModule, check_source
+from pycutfuse.nn._epilogue import Epilogue, has_hooks
+from pycutfuse.ops import _conv_packed
+from pycutfuse.ops._conv_call import Call
+from pycutfuse.program import Program, check_program
+
+Size = int | Sequence[int]
+Torch = nn.Conv2d | nn.ConvTranspose2d
+# What torch's constructor leaves on the module, and its forward reads at each call.
+_SETTINGS = (
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "transposed",
+    "output_padding",
+    "groups",
+    "padding_mode",
+    "_reversed_padding_repeated_twice",
+)
+
+
+class PackedModule(FusedModule):
+    """A module whose weight may be frozen: packed at the first forward of each input size.
+
+    The buffer ``packed`` only marks that; the packed forms lie beside it and are dropped with it.
+    """
+
+    packed: Tensor | None
+
+    _frozen_buffers: ClassVar[tuple[str, ...]] = ("packed",)
+    _forms: _conv_packed.Packed | None = None
+
+    def _freeze_weight(self, weight: Tensor) -> None:
+        reason = _conv_packed.why_not_frozen(weight)
+        if reason is not None:
+            config.report_fallback("freeze", reason)
+            return
+        self._forms = _conv_packed.freeze(weight)
+        self.packed = self._forms.marker
+
+    def unfreeze(self) -> None:
+        """Drop the packed forms; the weight is packed at every call again."""
+        if self._buffers["packed"] is not None:
+            self._forms = self.packed = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_forms": None}
+
+
+def pad_input(x: Tensor, padding: Sequence[int], mode: str) -> Tensor:
+    """`x` padded by torch; `padding` is left, right, above, below.
+
+    Raises
+    ------
+    RuntimeError
+        As torch, if the padding is too large for "reflect" or "circular".
+    """
+    if mode in ("reflect", "circular") and x.dim() in (3, 4):
+        for size, most in ((x.shape[-1], max(padding[:2])), (x.shape[-2], max(padding[2:]))):
+            limit = size - 1 if mode == "reflect" else size
+            if most > limit:
+                raise RuntimeError(
+                    f"padding is {most} but padding_mode={mode!r} allows at most {limit} for "
+                    f"x of {size} pixels (shape {tuple(x.shape)}); use a larger x or less padding"
+                )
+    return F.pad(x, list(padding), mode=mode)
+
+
+class TorchConv(PackedModule):
+    """What Conv2d and ConvTranspose2d share: torch's settings and parameters, and a program."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int] | str
+    dilation: tuple[int, int]
+    output_padding: tuple[int, int]
+    groups: int
+    padding_mode: str
+    _reversed_padding_repeated_twice: list[int]
+
+    _torch_class: ClassVar[type[Torch]]
+
+    def _adopt(self, source: Torch, epilogue: Program) -> None:
+        for name in _SETTINGS:
+            setattr(self, name, getattr(source, name))
+        self.weight = cast(nn.Parameter, source.weight)
+        self.register_parameter("bias", cast("nn.Parameter | None", source.bias))
+        self.epilogue = Epilogue(epilogue)
+        self._program = self.epilogue.encoded(bias=False)
+        self._bare = len(self.epilogue) == 0
+        self._geometry_of = self._settings()
+        self._geometry = self._make_geometry(self.output_padding)
+
+    def _settings(self) -> tuple[Any, ...]:
+        own = self.__dict__
+        names = ("stride", "padding", "dilation", "output_padding", "groups", "padding_mode")
+        return tuple([own[name] for name in names])
+
+    def _make_geometry(self, output_padding: Size) -> Geometry:
+        raise NotImplementedError
+
+    def _present_geometry(self) -> Geometry:
+        """The geometry now; settings may be assigned, as in torch."""
+        if self._settings() == self._geometry_of:
+            return self._geometry
+        return self._make_geometry(self.output_padding)
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias again, as torch does."""
+        self._torch_class.reset_parameters(self)  # type: ignore[arg-type]
+
+    def frozen_weight(self) -> Tensor:
+        """The weight that `freeze` packs."""
+        return self.weight
+
+    def _call(self, x: Tensor, geometry: Geometry) -> Call:
+        # Dictionaries, as attributes of a module cost ten times more; not where a parametrization
+        # or weight_norm took a parameter out of them.
+        parameters = self._parameters
+        if "weight" in parameters and "bias" in parameters:
+            weight, bias = parameters["weight"], parameters["bias"]
+        else:
+            weight, bias = self.weight, self.bias
+        operands = () if self._bare else tuple(self.epilogue.operands())
+        precision = self.precision or config.current_precision()
+        packed, program = self._buffers["packed"], self._program
+        return Call(x, cast(Tensor, weight), bias, packed, geometry, program, operands, precision)
+
+    @classmethod
+    def _share(
+        cls, module: Torch, epilogue: Program, precision: config.Precision | None
+    ) -> "TorchConv":
+        check_source(cls.__name__, module, cls._torch_class, "module")
+        if has_hooks(module):
+            raise ValueError(
+                f"{cls.__name__}.from_torch: module has hooks, which would be lost; remove them "
+                "and register them on the result"
+            )
+        check_program(epilogue, bias=module.bias is not None)
+        made = cls.__new__(cls)
+        PackedModule.__init__(made, precision)
+        made._adopt(module, epilogue)
+        made.training = module.training
+        return made
+
+    def to_torch(self) -> nn.Module:
+        """Make the plain torch chain that shares this module's parameters.
+
+        Returns
+        -------
+        torch.nn.Module
+            torch's module of the same name, or with a program a Sequential of it and its steps.
+        """
+        plain = self._torch_class(1, 1, 1, device="meta")
+        for name in _SETTINGS:
+            setattr(plain, name, getattr(self, name))
+        plain.weight = self.weight
+        plain.bias = self.bias
+        chain = plain if len(self.epilogue) == 0 else nn.Sequential(plain, *self.epilogue)
+        return chain.train(self.training)
+
+    def extra_repr(self) -> str:
+        untyped: Any = self._torch_class
+        shown: str = untyped.extra_repr(self)
+        return shown + (", frozen" if self.frozen else "")

@@ -1,0 +1,316 @@
+"""From a convolution's tensors to a launch: decided once for each kind of call, then looked up."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pycutfuse import support
+from pycutfuse._knobs import knobs
+from pycutfuse._loader import native
+from pycutfuse.geometry import memory_format
+from pycutfuse.ops import _conv_call, _conv_packed, _gate, _launch, _workspace
+from pycutfuse.ops._conv_call import Call
+from pycutfuse.ops._frozen import raw_stream
+from pycutfuse.ops._launch import MAX_RECIPES, Refusal
+from pycutfuse.ops._layout import Operands, addresses, copied
+from pycutfuse.support import ConvProblem, dtype_code
+
+if TYPE_CHECKING:
+    from pycutfuse._C import ConvPlan
+
+OPERAND_REASON = "an operand that is neither a scalar, nor one value per channel, nor a full tensor"
+CHANNELS_LAST_REASON = "a full operand beside a channels_last result"
+
+
+@dataclass(frozen=True, slots=True)
+class ConvRecipe:
+    """One planned launch, without its addresses."""
+
+    problem: ConvProblem
+    plan: "ConvPlan"
+    run: Any  # _C.run_conv
+    index: int
+    device: torch.device
+    dtype: torch.dtype
+    out_shape: tuple[int, ...]
+    workspace_bytes: int  # the plan's, rounded up, and moment_bytes
+    moment_bytes: int
+    x_strides: tuple[int, ...]
+    weight_strides: tuple[int, ...]
+    operands: Operands  # the bias first, if there is one
+    after_operands: Operands
+    norm_dtypes: tuple[int, int]  # of the batch norm's parameters, and of its statistics
+
+
+def _strides(operand: Tensor, shape: Sequence[int], channels_last: bool) -> tuple[int, int] | str:
+    """Channel and pixel stride by which a kernel reads `operand`, or why it does not."""
+    if operand.numel() == 1:
+        return 0, 0
+    sizes = (1,) * (len(shape) - operand.dim()) + tuple(operand.shape)
+    if operand.numel() == sizes[-3]:
+        return operand.stride(-3), 0
+    full = (1,) * (len(shape) - 4) + tuple(shape)
+    if sizes != full:
+        return OPERAND_REASON
+    return CHANNELS_LAST_REASON if channels_last else (shape[-2] * shape[-1], 1)
+
+
+def _operands(
+    bias: Tensor | None, operands: Sequence[Tensor], shape: tuple[int, ...], channels_last: bool
+) -> Operands | str:
+    flat: list[int] = []
+    copies = []
+    if bias is not None:
+        flat += (0, bias.stride(0), 0, dtype_code(bias.dtype))
+    for at, operand in enumerate(operands, len(flat) // 4):
+        found = _strides(operand, shape, channels_last)
+        if isinstance(found, str):
+            return found
+        flat += (0, *found, dtype_code(operand.dtype))
+        if found[1] and not operand.is_contiguous():
+            copies.append(at)
+    return Operands(flat, tuple(copies), shape)
+
+
+def _problem(call: Call, shape: tuple[int, ...], tier: str, channels_last: bool) -> ConvProblem:
+    geometry, dtype = call.geometry, call.x.dtype
+    batch = shape[0] if len(shape) == 4 else 1
+    program = call.program if call.bias is None else _conv_call.with_bias(call.program)
+    return ConvProblem._make(
+        (
+            batch,
+            *call.x.shape[-3:],
+            shape[-3],
+            *call.weight.shape[2:],
+            *geometry.stride,
+            *geometry.padding[:2],
+            *geometry.dilation,
+            geometry.groups,
+            *shape[-2:],
+            geometry.transposed,
+            program,
+            call.tail,
+            call.after,
+            tier if dtype is torch.float32 else "ieee",
+            dtype,
+            False,  # packed
+            channels_last,
+            call.x.get_device(),
+        )
+    )
+
+
+def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
+    """Validate the call and plan it, without launching anything.
+
+    Raises
+    ------
+    RuntimeError, ValueError
+        As torch, if the call is invalid.
+    """
+    _conv_call.check_dtypes(call)
+    shape = _conv_call.check(call)
+    x, weight, bias = call[:3]
+    own = () if bias is None else (bias,)
+    everything = (*own, *call.operands, *call.after_operands)
+    reason = _launch._check_tensors(x, weight, everything, call.statistics)
+    reason = reason or support.device_problem(x.get_device()) or support.conv_missing()
+    if reason is not None:
+        return Refusal(reason, True)
+    if 0 in shape or 0 in x.shape or 0 in weight.shape:
+        return Refusal("an empty problem", False)
+    channels_last = memory_format(x, weight) is torch.channels_last
+    inner = _operands(bias, call.operands, shape, channels_last)
+    outer = _operands(None, call.after_operands, shape, channels_last)
+    for found in (inner, outer):
+        if isinstance(found, str):
+            return Refusal(found, True)
+    assert isinstance(inner, Operands)
+    assert isinstance(outer, Operands)
+    problem = _problem(call, shape, tier, channels_last)
+    reason = support.conv_why_not(problem) or support.conv_why_slower(problem)
+    if reason is not None:
+        return Refusal(reason, False)
+    plan = _plan(problem)
+    if call.packed is not None and plan.packed_bytes > 0:
+        problem = problem._replace(packed=True)
+        plan = _plan(problem)
+    moment_bytes = 8 * problem.out_channels if call.tail == "batch_norm_train" else 0
+    return ConvRecipe(
+        problem,
+        plan,
+        native().binding.run_conv,
+        problem.ordinal,
+        x.device,
+        x.dtype,
+        shape,
+        _arena(plan, moment_bytes),
+        moment_bytes,
+        x.stride() if x.dim() == 4 else (0, *x.stride()),
+        weight.stride(),
+        inner,
+        outer,
+        _launch._norm_dtypes(call.statistics),
+    )
+
+
+def _arena(plan: "ConvPlan", moment_bytes: int) -> int:
+    return -(-plan.workspace_bytes // 16) * 16 + moment_bytes
+
+
+_plans: dict[Any, "ConvPlan"] = {}
+_recipes: dict[Any, ConvRecipe | Refusal] = {}
+_lock = threading.Lock()
+_generation: object = _launch.generation
+
+
+def _follow_generation() -> None:
+    """Forget what was decided before `_launch.clear_caches`."""
+    global _generation
+    if _generation is not _launch.generation:
+        with _lock:
+            _generation = _launch.generation
+            _plans.clear()
+            _recipes.clear()
+
+
+def _plan(problem: ConvProblem) -> "ConvPlan":
+    key = (*problem.key, repr(knobs.conv_policy))
+    plan = _plans.get(key)
+    if plan is None:
+        plan = support.make_conv_plan(problem, knobs.conv_policy)
+        with _lock:
+            if len(_plans) >= MAX_RECIPES:
+                _plans.clear()
+            _plans[key] = plan
+    return plan
+
+
+def _facts(tensor: Tensor) -> tuple[Any, ...]:
+    # All strides, even of contiguous tensors: those of size one say which memory format torch sees.
+    return (
+        tensor.__class__,
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.get_device(),
+        tensor.is_neg(),
+    )
+
+
+def _key(call: Call, tier: str) -> tuple[Any, ...]:
+    tensors = (*call[:4], *call.operands, *call.statistics, *call.after_operands)
+    facts = [None if tensor is None else _facts(tensor) for tensor in tensors]
+    return tier, call.tail, call.geometry, call.program.key, call.after.key, *facts
+
+
+def cached(call: Call, tier: str) -> ConvRecipe | Refusal | None:
+    """What was decided of a call like this one, None if there was none."""
+    if _generation is not _launch.generation:
+        _follow_generation()
+    try:
+        return _recipes.get(_key(call, tier))
+    except (AttributeError, RuntimeError):  # no tensor, or a sparse one, which has no strides
+        return None
+
+
+def lookup(call: Call, tier: str) -> ConvRecipe | Refusal:
+    """`decide` at `tier` ("ieee" or "tf32"), remembered by the call's metadata."""
+    found = cached(call, tier)
+    if found is not None:
+        return found
+    made = decide(call, tier)
+    tensors = (*call[:4], *call.operands, *call.statistics, *call.after_operands)
+    if _gate.is_plain(tensors):
+        with _lock:
+            if len(_recipes) >= MAX_RECIPES:
+                _recipes.clear()
+            _recipes[_key(call, tier)] = made
+    return made
+
+
+def _empty_out(recipe: ConvRecipe) -> Tensor:
+    shape = recipe.out_shape
+    if not recipe.problem.channels_last:
+        return knobs.empty(*shape, dtype=recipe.dtype, device=recipe.device)
+    last = (*shape[:-3], *shape[-2:], shape[-3])
+    made = knobs.empty(*last, dtype=recipe.dtype, device=recipe.device)
+    return made.permute((0, 3, 1, 2) if len(shape) == 4 else (2, 0, 1))
+
+
+def _norm_numbers(
+    recipe: ConvRecipe, statistics: Sequence[Tensor | None], save: Tensor | None, workspace_at: int
+) -> list[int]:
+    numbers = [0 if tensor is None else tensor.data_ptr() for tensor in statistics]
+    numbers += recipe.norm_dtypes
+    if not recipe.moment_bytes:
+        return [*numbers, 0, 0]
+    # Where nobody asked for the batch's mean and 1 / std, they go to the workspace's end.
+    mean = workspace_at + recipe.workspace_bytes - recipe.moment_bytes
+    mean = mean if save is None else save.data_ptr()
+    return [*numbers, mean, mean + 4 * recipe.problem.out_channels]
+
+
+def _unpacked(recipe: ConvRecipe) -> ConvRecipe:
+    """The same launch with the weight as it is."""
+    problem = recipe.problem._replace(packed=False)
+    plan = _plan(problem)
+    arena = _arena(plan, recipe.moment_bytes)
+    return replace(recipe, problem=problem, plan=plan, workspace_bytes=arena)
+
+
+def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor:
+    """Launch on the current stream: two allocations, nothing that synchronises.
+
+    `save` (2, K) receives mean and 1 / std of the batch.
+    """
+    stream = raw_stream(recipe.index)
+    x, weight, packed_at = call.x, call.weight, 0
+    if recipe.problem.packed:
+        assert call.packed is not None
+        packed_at = _conv_packed.form_of(call.packed, recipe.plan, weight, recipe.index, stream)
+        if not packed_at:
+            recipe = _unpacked(recipe)
+    operands = call.operands if call.bias is None else (call.bias, *call.operands)
+    after_operands, norm = call.after_operands, call.norm
+    # Copies are kept by the names they replace until the launch is queued.
+    if recipe.operands.copies:
+        operands = copied(recipe.operands, operands)
+    if recipe.after_operands.copies:
+        after_operands = copied(recipe.after_operands, after_operands)
+    out = _empty_out(recipe)
+    workspace_at, owner = 0, None
+    if recipe.workspace_bytes:
+        workspace_at, owner = _workspace.allocate(
+            recipe.workspace_bytes, recipe.index, recipe.device, stream
+        )
+    numbers, momentum, eps = None, 0.0, 0.0
+    if norm is not None:
+        numbers = _norm_numbers(recipe, norm.statistics, save, workspace_at)
+        momentum, eps = norm.momentum, norm.eps
+    try:
+        recipe.run(
+            recipe.plan,
+            x.data_ptr(),
+            recipe.x_strides,
+            weight.data_ptr(),
+            recipe.weight_strides,
+            packed_at,
+            addresses(recipe.operands, operands) if operands else (),
+            addresses(recipe.after_operands, after_operands) if after_operands else (),
+            out.data_ptr(),
+            numbers,
+            momentum,
+            eps,
+            workspace_at,
+            knobs.promotion,
+            stream,
+        )
+    finally:
+        if workspace_at and owner is None:
+            _workspace.release(workspace_at)
+    return out
