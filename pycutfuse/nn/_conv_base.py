@@ -1,7 +1,7 @@
 """What the modules of convolutions share: frozen weights in packed form, and padding modes."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from pycutfuse.ops._conv_call import Call
 from pycutfuse.program import Program, check_program
 
 Size = int | Sequence[int]
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 Torch = nn.Conv2d | nn.ConvTranspose2d
 # What torch's constructor leaves on the module, and its forward reads at each call.
 _SETTINGS = (
@@ -60,6 +61,13 @@ class PackedModule(FusedModule):
         return super().__getstate__() | {"_forms": None}
 
 
+def settings_of(module: nn.Module) -> tuple[Any, ...]:
+    """What the geometry of a convolution of torch, or of `TorchConv`, depends on now."""
+    own = module.__dict__
+    names = ("stride", "padding", "dilation", "output_padding", "groups", "padding_mode")
+    return tuple([own[name] for name in names])
+
+
 def pad_input(x: Tensor, padding: Sequence[int], mode: str) -> Tensor:
     """`x` padded by torch; `padding` is left, right, above, below.
 
@@ -68,7 +76,7 @@ def pad_input(x: Tensor, padding: Sequence[int], mode: str) -> Tensor:
     RuntimeError
         As torch, if the padding is too large for "reflect" or "circular".
     """
-    if mode in ("reflect", "circular") and x.dim() in (3, 4):
+    if mode in ("reflect", "circular") and isinstance(x, Tensor) and x.dim() in (3, 4):
         for size, most in ((x.shape[-1], max(padding[:2])), (x.shape[-2], max(padding[2:]))):
             limit = size - 1 if mode == "reflect" else size
             if most > limit:
@@ -103,20 +111,15 @@ class TorchConv(PackedModule):
         self.epilogue = Epilogue(epilogue)
         self._program = self.epilogue.encoded(bias=False)
         self._bare = len(self.epilogue) == 0
-        self._geometry_of = self._settings()
+        self._geometry_of = settings_of(self)
         self._geometry = self._make_geometry(self.output_padding)
-
-    def _settings(self) -> tuple[Any, ...]:
-        own = self.__dict__
-        names = ("stride", "padding", "dilation", "output_padding", "groups", "padding_mode")
-        return tuple([own[name] for name in names])
 
     def _make_geometry(self, output_padding: Size) -> Geometry:
         raise NotImplementedError
 
     def _present_geometry(self) -> Geometry:
         """The geometry now; settings may be assigned, as in torch."""
-        if self._settings() == self._geometry_of:
+        if settings_of(self) == self._geometry_of:
             return self._geometry
         return self._make_geometry(self.output_padding)
 

@@ -1,7 +1,7 @@
 """nn.Conv2d and nn.ConvTranspose2d with a program in their epilogue."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -9,12 +9,10 @@ from torch import Tensor, nn
 
 from pycutfuse import config
 from pycutfuse.geometry import Geometry, conv2d_geometry, conv_transpose2d_geometry
-from pycutfuse.nn._conv_base import Size, TorchConv, pad_input
+from pycutfuse.nn._conv_base import PaddingMode, Size, TorchConv, pad_input
 from pycutfuse.ops._conv import run
 from pycutfuse.ops._conv_call import Call
 from pycutfuse.program import Program, check_program
-
-PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 class Conv2d(TorchConv):
