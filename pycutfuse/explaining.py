@@ -7,17 +7,31 @@ from torch import Tensor, nn
 
 from pycutfuse import ops
 from pycutfuse.nn import (
+    Conv2d,
+    Conv2dBatchNorm2dScale,
+    ConvTranspose2d,
     Linear,
     LinearLogSumExp,
     LinearScaleBatchNorm1d,
     LinearSigmoidLinearLogSumExp,
 )
-from pycutfuse.ops import _explain, _explain_logsumexp
+from pycutfuse.ops import _explain, _explain_conv, _explain_logsumexp
+from pycutfuse.ops._conv import prepare_conv2d, prepare_conv_transpose2d
+from pycutfuse.ops._conv_batch_norm import prepare as prepare_conv2d_batch_norm
+from pycutfuse.ops._conv_call import BATCH_NORM, Call
 from pycutfuse.ops._explain import Explanation
 from pycutfuse.ops._linear import prepare as prepare_linear
 from pycutfuse.ops._linear_batch_norm import prepare as prepare_linear_batch_norm
 
 __all__ = ["Explanation", "explain"]
+
+
+# How each functional convolution makes its call.
+_CONVOLUTIONS: dict[object, Callable[..., Call]] = {
+    ops.conv2d: prepare_conv2d,
+    ops.conv_transpose2d: prepare_conv_transpose2d,
+    ops.conv2d_batch_norm: prepare_conv2d_batch_norm,
+}
 
 
 def explain(
@@ -70,6 +84,10 @@ def explain(
         if reason is not None:
             return _explain.explain_chain("linear_batch_norm", reason, module_or_op.precision)
         return _explain.explain_linear_batch_norm(module_or_op.call_arguments(x))
+    if isinstance(module_or_op, (Conv2d, ConvTranspose2d, Conv2dBatchNorm2dScale)):
+        return _explain_conv_module(module_or_op, *inputs, **options)
+    if module_or_op in _CONVOLUTIONS:
+        return _explain_conv.explain_conv(_CONVOLUTIONS[module_or_op](*inputs, **options))
     if module_or_op is ops.linear:
         return _explain.explain_linear(*prepare_linear(*inputs, **options))
     if module_or_op is ops.linear_batch_norm:
@@ -96,3 +114,17 @@ def _explain_two_linears(layer: LinearSigmoidLinearLogSumExp, x: Tensor) -> Expl
     if reason is not None:
         return _explain.explain_chain("linear_linear_logsumexp", reason, layer.precision)
     return _explain_logsumexp.explain_linear_linear_logsumexp(layer.call_arguments(x))
+
+
+def _explain_conv_module(
+    layer: Conv2d | ConvTranspose2d | Conv2dBatchNorm2dScale, *inputs: Any, **options: Any
+) -> Explanation:
+    if isinstance(layer, Conv2dBatchNorm2dScale):
+        name, reason = BATCH_NORM, layer.why_chain()
+        make: Callable[..., Call] = layer.call_arguments
+    else:
+        name = "conv2d" if isinstance(layer, Conv2d) else "conv_transpose2d"
+        reason, make = layer.epilogue.why_chain(), layer.run_arguments
+    if reason is not None:
+        return _explain_conv.explain_chain(name, reason, layer.precision)
+    return _explain_conv.explain_conv(make(*inputs, **options))

@@ -12,6 +12,7 @@ def freeze(module: nn.Module) -> nn.Module:
     The planes are made for the tier in force now: the module's own, else that of
     `pycutfuse.precision`, else what torch's flags say. Those of ``"ieee"`` serve ``"tf32"`` calls
     too; those of ``"tf32"`` are half as large, and an ``"ieee"`` call splits the weight again.
+    A convolution's weight is copied now and packed at the first call of each input size.
     They are made on the current stream and may be used on every other. While a module is
     frozen, changes of its weight are not seen, except through what unfreezes it:
     ``load_state_dict``, ``.to()`` and its relatives, ``.train()``, and `unfreeze`.

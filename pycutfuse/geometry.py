@@ -232,7 +232,7 @@ def _like_channels_last(tensor: Tensor) -> bool:
 
 def memory_format(x: Tensor, weight: Tensor) -> torch.memory_format:
     """Format of a convolution's result: torch's cuDNN rule, cudnn_conv_suggest_memory_format."""
-    if torch.float64 in (x.dtype, weight.dtype):
+    if torch.float64 in (x.dtype, weight.dtype) or 0 in x.shape:
         return torch.contiguous_format
     if _like_channels_last(x) or _like_channels_last(weight):
         return torch.channels_last

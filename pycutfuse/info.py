@@ -31,6 +31,7 @@ def _library() -> dict[str, Any]:
         "abi": binding.abi_version(),
         "build": binding.build_info(),
         "policies": [repr(policy) for policy in binding.compiled_policies()],
+        "conv_policies": [repr(policy) for policy in _conv_policies(binding)],
         "note": PTX_NOTE if "compute_" in binding.build_info() else NO_PTX_NOTE,
     }
     expected = {"OPS": OPS, "MAX_STEPS": MAX_STEPS}
@@ -38,6 +39,11 @@ def _library() -> dict[str, Any]:
         name for name, value in expected.items() if getattr(binding, name) != value
     ]
     return found
+
+
+def _conv_policies(binding: Any) -> list[Any]:
+    """Of a library that has convolutions."""
+    return [] if support.conv_missing() else list(binding.compiled_conv_policies())
 
 
 def _devices() -> list[dict[str, Any]]:
@@ -71,6 +77,13 @@ def _devices() -> list[dict[str, Any]]:
 _TENSORS = "float32 (ieee, tf32), float16, bfloat16"
 
 
+def _convolutions(what: str) -> str:
+    """What convolution operators run, or why none runs fused."""
+    loaded = native().binding is not None
+    missing = support.conv_missing() if loaded else None
+    return f"plain torch chains: {missing}" if missing else f"{_TENSORS}, {what}"
+
+
 def collect() -> dict[str, Any]:
     """Everything `info` prints, as JSON values. Creates no CUDA context.
 
@@ -87,6 +100,9 @@ def collect() -> dict[str, Any]:
         "library": _library(),
         "devices": _devices(),
         "operators": {
+            "conv2d": _convolutions("any program"),
+            "conv_transpose2d": _convolutions("any program"),
+            "conv2d_batch_norm": _convolutions("any programs, training and evaluation"),
             "linear": f"{_TENSORS}, any program",
             "linear_batch_norm": f"{_TENSORS}, any programs, training and evaluation",
             "linear_logsumexp": f"{_TENSORS}, any program; also behind Linear and sigmoid",
@@ -107,6 +123,8 @@ def render(info: dict[str, Any]) -> str:
         lines.append(f"  built with {library['build']}")
         lines.append(f"  {len(library['policies'])} policies:")
         lines += [f"    {policy}" for policy in library["policies"]]
+        lines.append(f"  {len(library['conv_policies'])} convolution policies:")
+        lines += [f"    {policy}" for policy in library["conv_policies"]]
         lines.append(f"  {library['note']}")
         lines += [f"  binding and package disagree on {name}" for name in library["disagrees"]]
     else:

@@ -36,13 +36,13 @@ _SETTINGS = (
 class PackedModule(FusedModule):
     """A module whose weight may be frozen: packed at the first forward of each input size.
 
-    The buffer ``packed`` only marks that; the packed forms lie beside it and are dropped with it.
+    The buffer ``snapshot`` is the weight as it was; its packed forms are kept and dropped with it.
     """
 
-    packed: Tensor | None
+    snapshot: Tensor | None
 
-    _frozen_buffers: ClassVar[tuple[str, ...]] = ("packed",)
-    _forms: _conv_packed.Packed | None = None
+    _frozen_buffers: ClassVar[tuple[str, ...]] = ("snapshot",)
+    _forms: _conv_packed.Frozen | None = None
 
     def _freeze_weight(self, weight: Tensor) -> None:
         reason = _conv_packed.why_not_frozen(weight)
@@ -50,12 +50,12 @@ class PackedModule(FusedModule):
             config.report_fallback("freeze", reason)
             return
         self._forms = _conv_packed.freeze(weight)
-        self.packed = self._forms.marker
+        self.snapshot = self._forms.snapshot
 
     def unfreeze(self) -> None:
         """Drop the packed forms; the weight is packed at every call again."""
-        if self._buffers["packed"] is not None:
-            self._forms = self.packed = None
+        if self._buffers["snapshot"] is not None:
+            self._forms = self.snapshot = None
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_forms": None}
@@ -141,8 +141,8 @@ class TorchConv(PackedModule):
             weight, bias = self.weight, self.bias
         operands = () if self._bare else tuple(self.epilogue.operands())
         precision = self.precision or config.current_precision()
-        packed, program = self._buffers["packed"], self._program
-        return Call(x, cast(Tensor, weight), bias, packed, geometry, program, operands, precision)
+        snapshot, program = self._buffers["snapshot"], self._program
+        return Call(x, cast(Tensor, weight), bias, snapshot, geometry, program, operands, precision)
 
     @classmethod
     def _share(

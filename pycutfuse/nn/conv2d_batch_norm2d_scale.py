@@ -188,7 +188,7 @@ class Conv2dBatchNorm2dScale(PackedModule):
             x,
             layer["weight"],
             layer["bias"],
-            self._buffers["packed"],
+            self._buffers["snapshot"],
             self._geometry if given else self._make_geometry(),
             EMPTY,
             (),

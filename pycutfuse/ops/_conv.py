@@ -27,7 +27,7 @@ class ConvFunction(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        packed: Tensor | None,
+        snapshot: Tensor | None,
         geometry: tuple[Any, ...],
         program: tuple[tuple[int, ...], tuple[float, ...]],
         precision: str,
@@ -38,8 +38,8 @@ class ConvFunction(torch.autograd.Function):
         ctx.settings = geometry, program, precision
         if recipe is not None:
             made = (Geometry(*geometry), Encoded(*program), operands, precision)
-            return _conv_launch.launch(recipe, Call(x, weight, bias, packed, *made))
-        given = (x, weight, bias, packed, *geometry, *program, operands, precision)
+            return _conv_launch.launch(recipe, Call(x, weight, bias, snapshot, *made))
+        given = (x, weight, bias, snapshot, *geometry, *program, operands, precision)
         out: Tensor = raw.forward(*given)
         return out
 
@@ -77,16 +77,18 @@ def is_handed_over(found: object, call: Call, tier: str) -> bool:
     return True
 
 
-def autocasts(call: Call) -> tuple[Call, str | None]:
+def autocasts(
+    call: Call, convert: Callable[[Tensor, torch.dtype], Tensor] = Tensor.to
+) -> tuple[Call, str | None]:
     """The call as autocast casts it, or why its result needs the plain chain."""
     reason = _gate.why_not_autocast(call.program, call.after)
     if reason is not None:
         return call, reason
     biased = Encoded(biased=call.bias is not None)
     own = () if call.bias is None else (call.bias,)
-    x, weight, cast = _gate.autocast(call.x, call.weight, biased, own)
+    x, weight, cast = _gate.autocast(call.x, call.weight, biased, own, convert)
     bias = cast[0] if cast else None
-    return call._replace(x=x, weight=weight, bias=bias, packed=None), None
+    return call._replace(x=x, weight=weight, bias=bias, snapshot=None), None
 
 
 def refuse(call: Call, reason: str) -> Tensor:

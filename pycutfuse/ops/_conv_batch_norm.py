@@ -55,7 +55,7 @@ class ConvBatchNormFunction(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        packed: Tensor | None,
+        snapshot: Tensor | None,
         bn_weight: Tensor | None,
         bn_bias: Tensor | None,
         running_mean: Tensor | None,
@@ -75,7 +75,7 @@ class ConvBatchNormFunction(torch.autograd.Function):
         statistics = (bn_weight, bn_bias, running_mean, running_var, num_batches_tracked)
         norm = Norm(*statistics, training, momentum, eps, Encoded(*after), outer)
         rest = (Geometry(*geometry), Encoded(*program), inner, precision, norm)
-        call = Call(x, weight, bias, packed, *rest)
+        call = Call(x, weight, bias, snapshot, *rest)
         out, save = raw.forward(*raw.flat(call))
         _remember(ctx, call, save, operands)
         result: Tensor = out

@@ -123,7 +123,7 @@ def _backward_fake(*arguments: Any) -> list[Tensor]:
 
 forward = _library.define(
     "convolution_batch_norm",
-    f"(Tensor x, Tensor weight, Tensor? bias, Tensor? packed, {_conv_raw.GEOMETRY}, int[] codes, "
+    f"(Tensor x, Tensor weight, Tensor? bias, Tensor? snapshot, {_conv_raw.GEOMETRY}, int[] codes, "
     "float[] constants, Tensor[] operands, Tensor? bn_weight, Tensor? bn_bias, "
     "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? num_batches_tracked, "
     "bool training, float momentum, float eps, int[] after_codes, float[] after_constants, "

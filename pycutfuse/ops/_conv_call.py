@@ -44,7 +44,7 @@ class Call(NamedTuple):
     x: Tensor
     weight: Tensor
     bias: Tensor | None
-    packed: Tensor | None  # marks a frozen weight, see `pycutfuse.ops._conv_packed`
+    snapshot: Tensor | None  # of a frozen weight, see `pycutfuse.ops._conv_packed`
     geometry: Geometry
     program: Encoded
     operands: Sequence[Tensor]

@@ -123,6 +123,7 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
         return Refusal(reason, True)
     if 0 in shape or 0 in x.shape or 0 in weight.shape:
         return Refusal("an empty problem", False)
+    _check_snapshot(call)
     channels_last = memory_format(x, weight) is torch.channels_last
     inner = _operands(bias, call.operands, shape, channels_last)
     outer = _operands(None, call.after_operands, shape, channels_last)
@@ -136,7 +137,7 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
     if reason is not None:
         return Refusal(reason, False)
     plan = _plan(problem)
-    if call.packed is not None and plan.packed_bytes > 0:
+    if call.snapshot is not None and plan.packed_bytes > 0:
         problem = problem._replace(packed=True)
         plan = _plan(problem)
     moment_bytes = 8 * problem.out_channels if call.tail == "batch_norm_train" else 0
@@ -151,11 +152,24 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
         _arena(plan, moment_bytes),
         moment_bytes,
         x.stride() if x.dim() == 4 else (0, *x.stride()),
-        weight.stride(),
+        (weight if call.snapshot is None else call.snapshot).stride(),
         inner,
         outer,
         _launch._norm_dtypes(call.statistics),
     )
+
+
+def _check_snapshot(call: Call) -> None:
+    snapshot, weight = call.snapshot, call.weight
+    if snapshot is None:
+        return
+    kind = (snapshot.shape, snapshot.dtype, snapshot.device)
+    if kind != (weight.shape, weight.dtype, weight.device):
+        raise RuntimeError(
+            f"a frozen weight of shape {tuple(snapshot.shape)} ({snapshot.dtype} on "
+            f"{snapshot.device}) does not belong to one of shape {tuple(weight.shape)} "
+            f"({weight.dtype} on {weight.device}): it changed after freeze; call pycutfuse.unfreeze"
+        )
 
 
 def _arena(plan: "ConvPlan", moment_bytes: int) -> int:
@@ -270,10 +284,10 @@ def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor
     """
     stream = raw_stream(recipe.index)
     x, weight, packed_at = call.x, call.weight, 0
-    if recipe.problem.packed:
-        assert call.packed is not None
-        packed_at = _conv_packed.form_of(call.packed, recipe.plan, weight, recipe.index, stream)
-        if not packed_at:
+    if call.snapshot is not None:
+        weight, plan = call.snapshot, recipe.plan if recipe.problem.packed else None
+        packed_at = _conv_packed.use(weight, plan, recipe.index, stream)
+        if plan is not None and not packed_at:
             recipe = _unpacked(recipe)
     operands = call.operands if call.bias is None else (call.bias, *call.operands)
     after_operands, norm = call.after_operands, call.norm

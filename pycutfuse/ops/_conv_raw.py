@@ -146,7 +146,7 @@ def _backward_fake(*arguments: Any) -> list[Tensor]:
 
 forward = _library.define(
     "convolution_fused",
-    f"(Tensor x, Tensor weight, Tensor? bias, Tensor? packed, {GEOMETRY}, int[] codes, "
+    f"(Tensor x, Tensor weight, Tensor? bias, Tensor? snapshot, {GEOMETRY}, int[] codes, "
     "float[] constants, Tensor[] operands, str precision) -> Tensor",
     cpu=_forward_cpu,
     cuda=_forward_cuda,
