@@ -12,17 +12,18 @@ def freeze(module: nn.Module) -> nn.Module:
     The planes are made for the tier in force now: the module's own, else that of
     `pycutfuse.precision`, else what torch's flags say. Those of ``"ieee"`` serve ``"tf32"`` calls
     too; those of ``"tf32"`` are half as large, and an ``"ieee"`` call splits the weight again.
-    A convolution's weight is copied now and packed at the first call of each input size.
-    They are made on the current stream and may be used on every other. While a module is
+    A convolution's weight is copied now and packed at the first call that needs a form of it: a
+    call that is captured in a CUDA graph before that reads the copy as it is.
+    All of it is made on the current stream and may be used on every other. While a module is
     frozen, changes of its weight are not seen, except through what unfreezes it:
     ``load_state_dict``, ``.to()`` and its relatives, ``.train()``, and `unfreeze`.
 
     Parameters
     ----------
     module : torch.nn.Module
-        In evaluation mode. float16 and bfloat16 weights are multiplied as they are: there is
-        nothing to keep. Modules whose weights no kernel takes (CPU, float64) stay as they are and
-        follow the fallback policy.
+        In evaluation mode. float16 and bfloat16 weights of linear layers are multiplied as they
+        are: there is nothing to keep. Modules whose weights no kernel takes (CPU, float64) stay
+        as they are and follow the fallback policy.
 
     Returns
     -------

@@ -1,7 +1,13 @@
 """What tests and `verify` share: guarded memory, error measures, generators, forced policies."""
 
 from pycutfuse.testing.accuracy import IEEE_FLOOR, ErrorPair, errors, floor_of, kinds, no_worse
-from pycutfuse.testing.forcing import exact_promotion, forced_policy, kinds_of, slow_problems_taken
+from pycutfuse.testing.forcing import (
+    exact_promotion,
+    forced_conv_policy,
+    forced_policy,
+    kinds_of,
+    slow_problems_taken,
+)
 from pycutfuse.testing.generators import DISTRIBUTIONS, generate, integers
 from pycutfuse.testing.memory import LAYOUTS, GuardError, Guards, guarded, strided
 
@@ -15,6 +21,7 @@ __all__ = [
     "errors",
     "exact_promotion",
     "floor_of",
+    "forced_conv_policy",
     "forced_policy",
     "generate",
     "guarded",

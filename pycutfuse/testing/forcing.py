@@ -10,7 +10,7 @@ from pycutfuse._knobs import knobs
 from pycutfuse.ops import _launch
 
 if TYPE_CHECKING:
-    from pycutfuse._C import GemmPolicy
+    from pycutfuse._C import ConvPolicy, GemmPolicy
 
 
 Kind = tuple[torch.dtype, str]
@@ -53,6 +53,22 @@ def forced_policy(policy: "GemmPolicy | None") -> Iterator[None]:
         yield
     finally:
         knobs.policy = outer
+        _launch.clear_caches()
+
+
+@contextmanager
+def forced_conv_policy(policy: "ConvPolicy | None") -> Iterator[None]:
+    """Launch convolutions with `policy`, one of ``_C.compiled_conv_policies()``.
+
+    A call that it does not compute raises NotImplementedError.
+    """
+    outer = knobs.conv_policy
+    _launch.clear_caches()
+    knobs.conv_policy = policy
+    try:
+        yield
+    finally:
+        knobs.conv_policy = outer
         _launch.clear_caches()
 
 

@@ -19,6 +19,8 @@ MODULES = [
 PUBLIC = (pycutfuse.ops.linear, pycutfuse.ops.linear_batch_norm, pycutfuse.ops.logsumexp)
 PUBLIC += (pycutfuse.nn.Linear, pycutfuse.ops.linear_logsumexp, pycutfuse.nn.LinearLogSumExp)
 PUBLIC += (pycutfuse.nn.LinearSigmoidLinearLogSumExp,)
+PUBLIC += (pycutfuse.ops.conv2d, pycutfuse.ops.conv_transpose2d, pycutfuse.ops.conv2d_batch_norm)
+PUBLIC += (pycutfuse.nn.Conv2d, pycutfuse.nn.ConvTranspose2d, pycutfuse.nn.Conv2dBatchNorm2dScale)
 PUBLIC += (pycutfuse.nn.LinearScaleBatchNorm1d, pycutfuse.explain, pycutfuse.freeze)
 
 

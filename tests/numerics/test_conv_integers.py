@@ -1,0 +1,98 @@
+"""Convolutions of whole numbers small enough to be exact are exact, under every policy."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import pycutfuse as pcf
+from pycutfuse._loader import native
+from pycutfuse.testing import exact_promotion, forced_conv_policy, guarded, integers
+from pycutfuse.testing.forcing import KINDS, Kind
+
+from ..cases.conv import KERNEL, ConvCase
+from .conv_common import wide
+
+pytestmark = pytest.mark.cuda
+
+
+def policies() -> list[object]:
+    found = getattr(native().binding, "compiled_conv_policies", None)
+    return [] if found is None else list(found())
+
+
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
+every_policy = pytest.mark.parametrize("policy", policies(), ids=repr)
+
+
+def draw(shape: tuple[int, ...], seed: int) -> Tensor:
+    return integers(shape, seed=seed)
+
+
+def exactly(case: ConvCase, kind: Kind, layout: str = "contiguous") -> None:
+    dtype, tier = kind
+    tensors = case.draw(draw, layout=layout, device="cuda", dtype=dtype)
+    vector = draw((case.out_channels, 1, 1), 4).to("cuda", dtype)
+    steps = (pcf.add(vector), pcf.relu())
+    with exact_promotion(), guarded():
+        result = case.ours(*tensors, epilogue=steps, precision=tier)
+    exact = (case.theirs(*wide(tensors)) + vector.double()).relu()
+    assert torch.equal(result, exact.to(dtype)), str(case)  # rounded once
+
+
+@every_kind
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gapped"])
+@pytest.mark.parametrize("case", KERNEL, ids=str)
+def test_selected_policies(kind: Kind, layout: str, case: ConvCase, fused: None) -> None:
+    exactly(case, kind, layout)
+
+
+@every_policy
+def test_forced_policies(policy) -> None:
+    """Each takes at least one of the cases; what it does not take it refuses."""
+    taken = 0
+    with forced_conv_policy(policy):
+        for case in KERNEL:
+            for kind in KINDS:
+                pcf.reset_counters()
+                try:
+                    exactly(case, kind)
+                except NotImplementedError:
+                    continue
+                taken += not any(pcf.counters().values())
+    assert taken > 0
+
+
+@every_kind
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("case", [KERNEL[0], KERNEL[2], KERNEL[3]], ids=str)
+def test_batch_norm(kind: Kind, training: bool, case: ConvCase, fused: None) -> None:
+    dtype, tier = kind
+    tensors = case.draw(draw, device="cuda", dtype=dtype)
+    mean = draw((case.out_channels,), 5).cuda()
+    var = torch.full((case.out_channels,), 0.25, device="cuda")
+    stats = {"running_mean": mean, "running_var": var} if not training else {}
+    with exact_promotion(), guarded():
+        result = pcf.ops.conv2d_batch_norm(
+            *tensors, **case.options, training=training, eps=0.0, precision=tier, **stats
+        )
+    z = case.theirs(*wide(tensors))
+    if not training:
+        exact = (z - mean.double()[:, None, None]) * 2
+        assert torch.equal(result, exact.to(dtype))
+        return
+    exact = F.batch_norm(z, None, None, training=True, eps=0.0)
+    close = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(result.double(), exact, rtol=close, atol=close)
+
+
+@every_kind
+@pytest.mark.parametrize("training", [True, False])
+def test_runs_are_bitwise_repeatable(kind: Kind, training: bool, fused: None) -> None:
+    options = {"device": "cuda", "dtype": kind[0], "precision": kind[1]}
+    layer = pcf.nn.Conv2dBatchNorm2dScale(8, 64, 3, 2.0, **options).train(training)
+    x = torch.rand(16, 8, 66, 67, device="cuda", dtype=kind[0])
+    with torch.no_grad():
+        layer.bn.momentum = 0.0
+        first = layer(x)
+        assert all(torch.equal(layer(x), first) for _ in range(5))
