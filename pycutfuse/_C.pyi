@@ -217,6 +217,23 @@ def merge_logsumexp_partials(
 class ConvPolicy:
     """How a convolution is computed; its repr is code that can be pasted back."""
 
+    tile_n: int  # pixels of one tensor-core instruction
+    planes: int  # fp16 planes of x and of the weight: 2 at ieee
+    element: int  # DType of the planes, or of the tensors: 1 float16, 2 bfloat16
+    m_blocks: int  # of 64 output channels at once
+    strip: int  # output columns of a strip of the image; 0: whole rows
+    chunk: int  # input channels, with their phases, in shared memory at once
+    stages: int
+    def __init__(
+        self,
+        tile_n: int,
+        planes: int = 1,
+        element: int = 1,
+        m_blocks: int = 1,
+        strip: int = 0,
+        chunk: int = 0,
+        stages: int = 2,
+    ) -> None: ...
     def __eq__(self, other: object) -> bool: ...
     def __repr__(self) -> str: ...
 
@@ -269,7 +286,7 @@ def pack_conv_weight(
     plan: ConvPlan,
     weight: int,
     weight_strides: Sequence[int],
-    packed: int,  # packed_bytes, 16-byte aligned
+    packed: int,  # packed_bytes, 256-byte aligned
     stream: int,
 ) -> None: ...
 def run_conv(

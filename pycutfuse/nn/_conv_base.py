@@ -12,6 +12,7 @@ from pycutfuse.nn._base import FusedModule, check_source
 from pycutfuse.nn._epilogue import Epilogue, has_hooks
 from pycutfuse.ops import _conv_packed
 from pycutfuse.ops._conv_call import Call
+from pycutfuse.ops._conv_memo import ConvMemo
 from pycutfuse.program import Program, check_program
 
 Size = int | Sequence[int]
@@ -40,9 +41,14 @@ class PackedModule(FusedModule):
     """
 
     snapshot: Tensor | None
+    _memo: ConvMemo  # type: ignore[assignment]
 
     _frozen_buffers: ClassVar[tuple[str, ...]] = ("snapshot",)
     _forms: _conv_packed.Frozen | None = None
+
+    def __init__(self, precision: config.Precision | None) -> None:
+        super().__init__(precision)
+        self._memo = ConvMemo()
 
     def _freeze_weight(self, weight: Tensor) -> None:
         reason = _conv_packed.why_not_frozen(weight)
@@ -59,6 +65,10 @@ class PackedModule(FusedModule):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_forms": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._memo = ConvMemo()
 
 
 def settings_of(module: nn.Module) -> tuple[Any, ...]:

@@ -119,7 +119,7 @@ class Conv2d(TorchConv):
             reason = self.epilogue.why_chain()
             if reason is not None:
                 return self._chain(x, reason)
-        return run(self.run_arguments(x))
+        return run(self.run_arguments(x), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
         config.report_fallback("conv2d", reason)
@@ -263,7 +263,7 @@ class ConvTranspose2d(TorchConv):
             reason = self.epilogue.why_chain()
             if reason is not None:
                 return self._chain(x, output_size, reason)
-        return run(self.run_arguments(x, output_size))
+        return run(self.run_arguments(x, output_size), self._memo)
 
     def _chain(self, x: Tensor, output_size: Sequence[int] | None, reason: str) -> Tensor:
         config.report_fallback("conv_transpose2d", reason)

@@ -222,7 +222,7 @@ class Conv2dBatchNorm2dScale(PackedModule):
         if not isinstance(x, Tensor):
             raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
         reason = self.why_chain()
-        return run(self.call_arguments(x)) if reason is None else self._chain(x, reason)
+        return self._chain(x, reason) if reason else run(self.call_arguments(x), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
         if type(self.conv) is nn.Conv2d and x.dim() == 4 and self.conv.padding_mode == "zeros":

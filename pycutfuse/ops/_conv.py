@@ -12,6 +12,7 @@ from pycutfuse.geometry import Geometry, conv2d_geometry, conv_transpose2d_geome
 from pycutfuse.ops import _conv_call, _conv_launch, _gate, _vjp
 from pycutfuse.ops import _conv_raw as raw
 from pycutfuse.ops._conv_call import Call
+from pycutfuse.ops._conv_memo import ConvMemo
 from pycutfuse.ops._launch import Refusal
 from pycutfuse.program import Encoded, Program, check_program, encode, operands_of
 
@@ -99,11 +100,12 @@ def refuse(call: Call, reason: str) -> Tensor:
     return _conv_call.by_chain(call)
 
 
-def run(call: Call) -> Tensor:
+def run(call: Call, memo: ConvMemo | None = None) -> Tensor:
     """Run the operator, or the plain chain where the operator cannot answer."""
     if _gate.is_plain_eager():
         tier = config.resolve_conv_tier(call.precision)
-        found = None if tier == "torch" else _conv_launch.cached(call, tier)
+        find = _conv_launch.cached if memo is None else memo.find
+        found = None if tier == "torch" else find(call, tier)
         if isinstance(found, _conv_launch.ConvRecipe):
             return _start(found, call)
         if is_handed_over(found, call, tier):
@@ -115,7 +117,7 @@ def run(call: Call) -> Tensor:
         if reason is not None:
             return refuse(call, reason)
         with torch.autocast("cuda", enabled=False):
-            return run(cast)
+            return run(cast, memo)
     reason = _conv_call.why_reference(call)
     if reason is not None:
         return refuse(call, reason)

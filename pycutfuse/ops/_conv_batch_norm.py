@@ -14,6 +14,7 @@ from pycutfuse.ops import _conv_call, _conv_launch, _gate, _vjp
 from pycutfuse.ops._conv import autocasts, check_tensors, is_handed_over, make_call, refuse
 from pycutfuse.ops._conv_call import Call, Norm
 from pycutfuse.ops._conv_launch import ConvRecipe
+from pycutfuse.ops._conv_memo import ConvMemo
 from pycutfuse.ops._linear_batch_norm import check_eps, encode_momentum
 from pycutfuse.program import Encoded, Program, encode, operands_of
 
@@ -128,11 +129,12 @@ def _start(recipe: ConvRecipe, call: Call) -> Tensor:
     return recorded
 
 
-def run(call: Call) -> Tensor:
+def run(call: Call, memo: ConvMemo | None = None) -> Tensor:
     """Run the operator, or the plain chain where the operator cannot answer."""
     if _gate.is_plain_eager():
         tier = config.resolve_conv_tier(call.precision)
-        found = None if tier == "torch" else _conv_launch.cached(call, tier)
+        find = _conv_launch.cached if memo is None else memo.find
+        found = None if tier == "torch" else find(call, tier)
         if isinstance(found, ConvRecipe):
             return _start(found, call)
         if is_handed_over(found, call, tier):
@@ -142,7 +144,7 @@ def run(call: Call) -> Tensor:
         if reason is not None:
             return refuse(call, reason)
         with torch.autocast("cuda", enabled=False):
-            return run(cast)
+            return run(cast, memo)
     norm = raw.norm_of(call)
     check_eps(norm.eps)
     reason = _conv_call.why_reference(call)
