@@ -63,6 +63,39 @@ unsigned blocks(int64_t items, int64_t per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
 }
 
+/// As finalise_kernel with a warp for each channel, of partials that say of how many values they
+/// are.
+__global__ void __launch_bounds__(kBlock)
+    finalise_counted_kernel(const CountedMoments* partials, int64_t partial_count, int64_t channels,
+                            const BatchNormBuffers buffers, float* multipliers) {
+  using Reduce = cub::WarpReduce<Counted>;
+  __shared__ typename Reduce::TempStorage storage[kBlock / 32];
+  wait_for_previous_kernels();
+  const int warp = threadIdx.x / 32;
+  const int64_t channel = int64_t(blockIdx.x) * (kBlock / 32) + warp;
+  if (channel >= channels) {
+    return;
+  }
+  Counted mine{0.0, 0.0, 0.0};
+  for (int64_t p = threadIdx.x % 32; p < partial_count; p += 32) {
+    const CountedMoments partial = partials[channel * partial_count + p];
+    mine = MergeCounted{}(mine, {partial.mean, partial.m2, double(partial.count)});
+  }
+  const Counted all = Reduce(storage[warp]).Reduce(mine, MergeCounted{});
+  if (threadIdx.x % 32 != 0) {
+    return;
+  }
+  write_statistics(channel, all.mean, all.m2, all.count, buffers);
+  const float weight =
+      buffers.weight != nullptr ? load_value(buffers.weight, channel, buffers.affine_dtype) : 1.f;
+  multipliers[channel] = weight * buffers.save_invstd[channel];
+}
+
+__global__ void count_kernel(int64_t* num_batches_tracked) {
+  wait_for_previous_kernels();
+  *num_batches_tracked += 1;
+}
+
 }  // namespace
 
 Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
@@ -73,6 +106,18 @@ Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, in
   }
   return launch(finalise_kernel<kBlock>, blocks(columns, 1), kBlock, 0, stream, partials,
                 partial_count, rows, columns, buffers);
+}
+
+Status finalise(const CountedMoments* partials, int64_t partial_count, int64_t channels,
+                const BatchNormBuffers& buffers, float* multipliers, void* stream) noexcept {
+  if (Status status = launch(&finalise_counted_kernel, blocks(channels, kBlock / 32), kBlock, 0,
+                             stream, partials, partial_count, channels, buffers, multipliers);
+      !status.ok()) {
+    return status;
+  }
+  if (buffers.num_batches_tracked == nullptr) return {};
+  // A launch of its own: with momentum None every channel reads the count.
+  return launch(&count_kernel, 1, 1, 0, stream, buffers.num_batches_tracked);
 }
 
 }  // namespace cutfuse::batch_norm

@@ -8,6 +8,7 @@
 #include "cutfuse/batch_norm.h"
 #include "cutfuse/status.h"
 #include "cutfuse/types.h"
+#include "device/counted_moments.h"
 #include "device/moments.h"
 #include "program/device_program.h"
 
@@ -18,6 +19,11 @@ namespace cutfuse::batch_norm {
 /// count of batches is read here and raised by normalise().
 Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
                 const BatchNormBuffers& buffers, void* stream) noexcept;
+
+/// As above for partials [channels][partial_count] that are counted; raises *num_batches_tracked by
+/// one. Also writes multipliers [channels], weight / sqrt(var + eps).
+Status finalise(const CountedMoments* partials, int64_t partial_count, int64_t channels,
+                const BatchNormBuffers& buffers, float* multipliers, void* stream) noexcept;
 
 /// out = after(y) in place, with y of BatchNormBuffers from the statistics in `partials`: few of
 /// them are merged in the same launch, many by finalise(). Raises *num_batches_tracked by one.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "bindings/bindings.h"
+#include "bindings/buffers.h"
 
 namespace py = pybind11;
 
@@ -38,12 +39,6 @@ FusedProblem make_problem(int64_t m, int64_t n, int64_t k, const Program& progra
   return problem;
 }
 
-template <class Call>
-Status without_gil(const Call& call) {
-  const py::gil_scoped_release release;
-  return call();
-}
-
 py::object why_not_fused(const FusedProblem& problem, const DeviceProps& device) {
   return reason(without_gil([&] { return why_not(problem, device); }));
 }
@@ -70,50 +65,6 @@ ChainHandle make_chain_plan(const FusedProblem& first, const FusedProblem& secon
   ChainPlan* plan = nullptr;
   check(without_gil([&] { return make_chain({first, second}, device, &plan); }));
   return ChainHandle(plan);
-}
-
-// Fixed room for the operands of one program: more than kMaxSteps cannot all be read.
-struct OperandList {
-  Operand values[kMaxSteps];
-  int32_t count = 0;
-
-  OperandList(const py::handle& sequence, const char* name) {
-    const Numbers numbers(sequence, name);
-    if (numbers.size() % 4 != 0 || numbers.size() > 4 * kMaxSteps) {
-      throw py::value_error(std::string(name) + " has " + std::to_string(numbers.size()) +
-                            " numbers; it must have pointer, row stride, column stride and dtype "
-                            "of at most " +
-                            std::to_string(kMaxSteps) + " operands");
-    }
-    for (Py_ssize_t i = 0; i < numbers.size(); i += 4) {
-      values[count++] = {pointer<const void>(numbers.integer(i)), numbers.integer(i + 1),
-                         numbers.integer(i + 2), static_cast<DType>(numbers.integer(i + 3))};
-    }
-  }
-};
-
-BatchNormBuffers batch_norm_buffers(const py::object& pointers, double momentum, double eps) {
-  BatchNormBuffers buffers;
-  buffers.momentum = momentum;
-  buffers.eps = eps;
-  if (pointers.is_none()) return buffers;
-  const Numbers at(pointers, "batch_norm");
-  if (at.size() != 9) {
-    throw py::value_error("batch_norm has " + std::to_string(at.size()) +
-                          " numbers; it must have 9: weight, bias, running_mean, running_var, "
-                          "num_batches_tracked, dtype of weight and bias, dtype of the running "
-                          "statistics, save_mean, save_invstd");
-  }
-  buffers.weight = pointer<const void>(at.integer(0));
-  buffers.bias = pointer<const void>(at.integer(1));
-  buffers.running_mean = pointer<void>(at.integer(2));
-  buffers.running_var = pointer<void>(at.integer(3));
-  buffers.num_batches_tracked = pointer<int64_t>(at.integer(4));
-  buffers.affine_dtype = static_cast<DType>(at.integer(5));
-  buffers.running_dtype = static_cast<DType>(at.integer(6));
-  buffers.save_mean = pointer<float>(at.integer(7));
-  buffers.save_invstd = pointer<float>(at.integer(8));
-  return buffers;
 }
 
 void run_plan(const Plan& plan, uintptr_t x, int64_t x_row_stride, int64_t x_col_stride,

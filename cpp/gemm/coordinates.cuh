@@ -18,6 +18,7 @@ struct FragmentCoordinates {
   static constexpr int kColumnPairs = kColumnPairs_;
   static constexpr int kSize = kColumnPairs * kRows * 2;
   static constexpr int kColumnPairStride = 8;
+  static constexpr bool kPlanes = false;
   static constexpr int kStagedOperands = kStagedOperands_;  // a slot each, after the words'
 
   int row0;

@@ -7,10 +7,27 @@
 #include <cstdint>
 
 #include "device/values.cuh"
-#include "gemm/fold.cuh"
 #include "gemm/launcher.h"
+#include "gemm/unscale.cuh"
+#include "program/fold.cuh"
 
 namespace cutfuse::gemm {
+
+/// Waits for the `threads` threads of a barrier; whether `value` holds for all of them.
+__device__ __forceinline__ bool sync_all(bool value, uint32_t barrier, uint32_t threads) {
+  uint32_t all;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine, result;\n"
+      "setp.ne.u32 mine, %1, 0;\n"
+      "barrier.cta.red.and.pred result, %2, %3, mine;\n"
+      "selp.u32 %0, 1, 0, result;\n"
+      "}\n"
+      : "=r"(all)
+      : "r"(static_cast<uint32_t>(value)), "r"(barrier), "r"(threads)
+      : "memory");
+  return all != 0;
+}
 
 /// Operands that are staged. Slot 0 holds B's words, slot i + 1 operand i, the two after the last
 /// one each column's scale and shift.
@@ -72,12 +89,12 @@ __device__ __forceinline__ bool stage_operands(const EpilogueArguments& argument
       }
     }
     if (count + 2 <= Coordinates::kStagedOperands) {
-      const FoldedColumn folded = fold(program, arguments.affine_steps, slots[n], [&](int operand) {
-        return __int_as_float(slots[(operand + 1) * kColumns + n]);
-      });
+      const FoldedColumn folded =
+          fold(program, arguments.affine_steps, row_exponent(slots[n]),
+               [&](int operand) { return __int_as_float(slots[(operand + 1) * kColumns + n]); });
       slots[(count + 1) * kColumns + n] = __float_as_int(folded.scale);
       slots[(count + 2) * kColumns + n] = __float_as_int(folded.shift);
-      plain &= folded.plain;
+      plain &= folded.plain && !row_has_nonfinite(slots[n]);
     } else {
       plain = false;
     }

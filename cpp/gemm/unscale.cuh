@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "cutfuse/split.h"
-#include "gemm/fold.cuh"
 #include "program/executor.cuh"
+#include "program/fold.cuh"
 
 namespace cutfuse::gemm {
 
@@ -24,11 +24,9 @@ __device__ __forceinline__ void for_each_pair(const Body& body) {
   });
 }
 
-/// v *= 2^-e in two exact steps; beyond +-252 the result is 0 or infinite either way.
-__device__ __forceinline__ void scale_exactly(float& v, int e) {
-  const int clamped = min(max(-e, -252), 252);
-  const int first = clamped / 2;
-  v = v * power_of_two(first) * power_of_two(clamped - first);
+/// Whether a row word is of a finite row with an exponent in the plain range.
+__device__ __forceinline__ bool is_plain(int32_t word) {
+  return !row_has_nonfinite(word) && abs(row_exponent(word)) <= kPlainExponent;
 }
 
 /// v *= 2^-(row exponent + column exponent), with the columns' words in slot 0. Returns whether a

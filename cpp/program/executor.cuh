@@ -10,6 +10,7 @@
 ///   static constexpr int kColumnPairStride;  // columns from one pair to the next; even
 ///   int64_t row(int r);                      // clamped to the matrix, so that loads are legal
 ///   int64_t column(int j, int c);            // column(0, 0) + j * kColumnPairStride + c, clamped
+///   static constexpr bool kPlanes;           // rows are channels of images: see below
 ///   static constexpr int kStagedOperands;    // per-channel operands below this index are in
 ///   shared void read_staged(int operand, int j, float* pair);  // memory: the values of column
 ///   pair j
@@ -59,12 +60,24 @@ __device__ __forceinline__ void for_each_chunk(const Body& body) {
   }
 }
 
+/// Elements from an operand's start to its row of fragment row r.
+template <class Coordinates>
+__device__ __forceinline__ int64_t row_offset(const Coordinates& at, int r,
+                                              const Operand& operand) {
+  if constexpr (Coordinates::kPlanes) {
+    return at.row_offset(r, operand);
+  } else {
+    return at.row(r) * operand.row_stride;
+  }
+}
+
 /// Reads one row of an operand at the fragment's columns.
 template <class Coordinates>
 class RowReader {
  public:
   __device__ RowReader(const Operand& operand, const Coordinates& at)
-      : first_(at.column(0, 0)),
+      : at_(at),
+        first_(at.column(0, 0)),
         col_stride_(operand.col_stride),
         last_(static_cast<int>(at.column(Coordinates::kColumnPairs - 1, 1) - first_)),
         dtype_(operand.dtype) {
@@ -74,7 +87,8 @@ class RowReader {
     // Opaque, so that no column's index is hoisted out of the steps' loop into its own register.
     asm volatile("" : "+r"(last_));
     // Voted on, so that the branch is uniform.
-    pairs_ = __all_sync(__activemask(), aligned && col_stride_ == 1 && last_ == kLast);
+    pairs_ = !Coordinates::kPlanes &&
+             __all_sync(__activemask(), aligned && col_stride_ == 1 && last_ == kLast);
   }
 
   static constexpr int kChunkPairs = chunk_pairs(Coordinates::kSize);
@@ -83,7 +97,15 @@ class RowReader {
   __device__ __forceinline__ void read(const void* data, int64_t row_offset, int first,
                                        float (&values)[2 * kChunkPairs]) const {
     const int64_t base = row_offset + first_ * col_stride_;
-    if (pairs_) {
+    if constexpr (Coordinates::kPlanes) {
+#pragma unroll
+      for (int k = 0; k < 2 * kChunkPairs; ++k) {
+        if (first + k / 2 < Coordinates::kColumnPairs) {
+          const int64_t column = at_.column(first + k / 2, k % 2);
+          values[k] = load_value(data, row_offset + column * col_stride_, dtype_);
+        }
+      }
+    } else if (pairs_) {
       const bool wide = dtype_ == DType::kFloat32;
 #pragma unroll
       for (int j = 0; j < kChunkPairs; ++j) {
@@ -112,6 +134,7 @@ class RowReader {
   }
 
  private:
+  const Coordinates& at_;
   static constexpr int kLast = (Coordinates::kColumnPairs - 1) * Coordinates::kColumnPairStride + 1;
 
   int64_t first_;
@@ -178,7 +201,7 @@ __device__ __forceinline__ void apply_matrix(float (&v)[Coordinates::kSize], con
     const int r = chunk / kChunks;
     const int first = chunk % kChunks * kChunkPairs;
     float o[2 * kChunkPairs];
-    reader.read(operand.data, at.row(r) * operand.row_stride, first, o);
+    reader.read(operand.data, row_offset(at, r, operand), first, o);
 #pragma unroll
     for (int k = 0; k < 2 * kChunkPairs; ++k) {
       const int j = first + k / 2;
@@ -206,7 +229,7 @@ __device__ __forceinline__ void apply_binary(float (&v)[Coordinates::kSize], con
     }
 #pragma unroll
     for (int r = 0; r < Coordinates::kRows; ++r) {
-      o[r] = load_value(operand.data, at.row(r) * operand.row_stride, operand.dtype);
+      o[r] = load_value(operand.data, row_offset(at, r, operand), operand.dtype);
     }
   } else {
 #pragma unroll

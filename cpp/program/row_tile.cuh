@@ -21,6 +21,7 @@ struct Coordinates {
   static constexpr int kColumnPairs = kColumns / 2;
   static constexpr int kSize = kRows * kColumns;
   static constexpr int kColumnPairStride = 2;
+  static constexpr bool kPlanes = false;
   static constexpr int kStagedOperands = 0;
 
   int64_t row0;

@@ -18,6 +18,7 @@ CPP_ROOMS = {
     "batch_norm": BASE | {"program"},
     "row_reduce": BASE,
     "gemm": BASE | {"program", "split", "batch_norm"},
+    "conv": BASE | {"program", "batch_norm"},
     "fused": BASE | {"program", "split", "batch_norm", "row_reduce", "gemm"},
     "bindings": set(),  # sees the contract only
 }

@@ -13,7 +13,6 @@
 #include <cute/tensor.hpp>
 #include <cutlass/epilogue/collective/detail.hpp>
 
-#include "gemm/fold.cuh"
 #include "gemm/launcher.h"
 #include "gemm/repair.cuh"
 #include "gemm/sm90/coordinates.cuh"

@@ -1,0 +1,375 @@
+/// \file
+/// FusedConvProblem x DeviceProps -> stages and one workspace; run() launches them in order.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "batch_norm/kernels.h"
+#include "conv/policy.h"
+#include "conv/problem.h"
+#include "core/current_device.h"
+#include "core/status.h"
+
+namespace cutfuse {
+namespace conv {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+template <class T>
+T* at(void* base, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
+}
+
+class ShiftPlan final : public ConvPlan {
+ public:
+  ShiftPlan(const FusedConvProblem& problem, const DeviceProps& device, const ConvPolicy& policy,
+            shift::Layout layout)
+      : problem_(problem), device_(device), policy_(policy), layout_(std::move(layout)) {
+    if (empty()) return;
+    const shift::Geometry& g = layout_.g;
+    tile_bytes_ = aligned(layout_.outer() * g.slabs * layout_.shared.slab_bytes);
+    packed_bytes_ = tile_bytes_ + aligned(layout_.outer() * g.m_blocks * 64 * 4);
+    if (!problem_.packed_weight) workspace_bytes_ = packed_bytes_;
+    const int64_t channels = problem_.conv.out_channels;
+    if (problem_.tail != Tail::kNone) {
+      multipliers_ = workspace_bytes_;
+      workspace_bytes_ += aligned(channels * 4);
+    }
+    if (training()) {
+      partial_count_ = static_cast<int32_t>(int64_t(device_.sm_count) * (2 / g.m_blocks));
+      partials_ = workspace_bytes_;
+      workspace_bytes_ += aligned(partial_bytes());
+    }
+  }
+
+  const FusedConvProblem& problem() const noexcept override { return problem_; }
+  const ConvPolicy& policy() const noexcept override { return policy_; }
+  const DeviceProps& device() const noexcept override { return device_; }
+  int64_t workspace_bytes() const noexcept override { return workspace_bytes_; }
+  int64_t packed_bytes() const noexcept override { return packed_bytes_; }
+  std::string packed_key() const override;
+  std::string describe() const override;
+
+  Status pack(const ConstTensor4& weight, void* packed, void* stream) const noexcept;
+  Status launch(const ConvBuffers& buffers, void* stream) const noexcept;
+
+ private:
+  FusedConvProblem problem_;
+  DeviceProps device_;
+  ConvPolicy policy_;
+  shift::Layout layout_;
+  int64_t tile_bytes_ = 0, packed_bytes_ = 0, workspace_bytes_ = 0;
+  int64_t multipliers_ = 0, partials_ = 0;
+  int32_t partial_count_ = 0;
+
+  bool training() const { return problem_.tail == Tail::kBatchNormTrain; }
+  bool empty() const { return is_empty(problem_.conv); }
+  int64_t partial_bytes() const {
+    return problem_.conv.out_channels * partial_count_ * int64_t(sizeof(CountedMoments));
+  }
+  Status check(const ConvBuffers& buffers) const noexcept;
+  std::unique_ptr<shift::PrepareParams> prepare_params(const ConstTensor4& weight,
+                                                       void* packed) const noexcept;
+  Status bind(const ConvBuffers& buffers, shift::Params* params) const noexcept;
+  Status bind_programs(const ConvBuffers& buffers, bool normalises,
+                       DeviceProgram* program) const noexcept;
+};
+
+std::string ShiftPlan::packed_key() const {
+  std::string key = to_string(policy_);
+  const shift::Geometry& g = layout_.g;
+  for (const int32_t number : {g.pitch, g.patch, g.lane_groups})
+    key += " " + std::to_string(number);
+  return key;
+}
+
+std::string ShiftPlan::describe() const {
+  if (empty()) return "nothing to do: the output is empty";
+  const shift::Geometry& g = layout_.g;
+  std::string text = problem_.packed_weight ? "the frozen weight is packed\n" : "pack weight\n";
+  text += to_string(problem_.conv) + ": " + to_string(policy_) + ", straight from " +
+          (problem_.channels_last ? "the input to channels_last" : "the input to NCHW");
+  text += ", " + std::to_string(layout_.tile_count) + " tiles of " + std::to_string(g.tile_blocks) +
+          " x " + std::to_string(g.block_outputs) + " results of " +
+          std::to_string(std::min(g.out_channels, g.m_blocks * 64)) + " channels";
+  if (policy_.planes == 2) text += ", three products, promoted every 64 of K";
+  if (g.slab_ring < g.slabs) text += ", weights streamed";
+  if (problem_.program.count > 0) text += "\n  epilogue: " + to_string(problem_.program);
+  if (problem_.tail == Tail::kBatchNormEval) {
+    text += "\n  epilogue: batch_norm with the running statistics";
+  }
+  if (training()) {
+    text +=
+        ": statistics only\nmerge partials, update running statistics\nthe convolution again\n"
+        "  epilogue: batch_norm with the batch's statistics";
+  }
+  if (problem_.after.count > 0) text += "\n  epilogue: " + to_string(problem_.after);
+  return text;
+}
+
+Status ShiftPlan::check(const ConvBuffers& buffers) const noexcept {
+  CUTFUSE_CHECK(
+      buffers.x.data != nullptr && buffers.weight.data != nullptr && buffers.out != nullptr,
+      Code::kInvalidValue, "x, weight and out must not be null");
+  CUTFUSE_CHECK(
+      workspace_bytes_ == 0 || (buffers.workspace != nullptr &&
+                                reinterpret_cast<uintptr_t>(buffers.workspace) % kAlignment == 0),
+      Code::kInvalidValue, "workspace %p must be %lld bytes of device memory aligned to 256 bytes",
+      buffers.workspace, static_cast<long long>(workspace_bytes_));
+  CUTFUSE_CHECK(!problem_.packed_weight || buffers.packed != nullptr, Code::kInvalidValue,
+                "the plan expects a packed weight, got null");
+  const BatchNormBuffers& bn = buffers.batch_norm;
+  CUTFUSE_CHECK(!training() || (bn.save_mean != nullptr && bn.save_invstd != nullptr),
+                Code::kInvalidValue, "training needs save_mean and save_invstd, got null");
+  CUTFUSE_CHECK(!training() || bn.running_mean == nullptr || bn.momentum >= 0.0 ||
+                    bn.num_batches_tracked != nullptr,
+                Code::kInvalidValue,
+                "momentum None averages over num_batches_tracked, which is null");
+  const bool both = bn.running_mean != nullptr && bn.running_var != nullptr;
+  const bool none = bn.running_mean == nullptr && bn.running_var == nullptr;
+  CUTFUSE_CHECK(problem_.tail == Tail::kNone || both || (training() && none), Code::kInvalidValue,
+                "running_mean and running_var must be given together, and always in eval");
+  return {};
+}
+
+std::unique_ptr<shift::PrepareParams> ShiftPlan::prepare_params(const ConstTensor4& weight,
+                                                                void* packed) const noexcept {
+  std::unique_ptr<shift::PrepareParams> params(new (std::nothrow) shift::PrepareParams);
+  if (params == nullptr) return nullptr;
+  params->g = layout_.g;
+  params->weight = view_weight(problem_.conv, weight);
+  params->dtype = problem_.conv.dtype;
+  params->planes = policy_.planes;
+  params->element = policy_.element;
+  params->steps = static_cast<int32_t>(layout_.steps.size());
+  params->packed = packed;
+  if (packed != nullptr) params->exponents = at<int32_t>(packed, tile_bytes_);
+  std::copy(layout_.halves.begin(), layout_.halves.end(), params->halves);
+  return params;
+}
+
+Status ShiftPlan::pack(const ConstTensor4& weight, void* packed, void* stream) const noexcept {
+  CUTFUSE_CHECK(weight.data != nullptr && packed != nullptr &&
+                    reinterpret_cast<uintptr_t>(packed) % kAlignment == 0,
+                Code::kInvalidValue, "weight must not be null and packed aligned to 256 bytes");
+  const auto params = prepare_params(weight, packed);
+  CUTFUSE_CHECK(params != nullptr, Code::kOutOfMemory, "no host memory for the launch");
+  return shift::prepare(*params, stream);
+}
+
+/// The whole program with batch norm's step, or, for statistics, only what comes before it.
+Status ShiftPlan::bind_programs(const ConvBuffers& buffers, bool normalises,
+                                DeviceProgram* program) const noexcept {
+  const BatchNormBuffers& bn = buffers.batch_norm;
+  if (normalises) {
+    const void* mean = training() ? bn.save_mean : bn.running_mean;
+    const DType dtype = training() ? DType::kFloat32 : bn.running_dtype;
+    program->operands[0] = {mean, 1, 0, dtype};
+    program->operands[1] = {at<float>(buffers.workspace, multipliers_), 1, 0, DType::kFloat32};
+    program->operands[2] = {bn.bias, 1, 0, bn.affine_dtype};
+    program->operand_count = bn.bias != nullptr ? 3 : 2;
+  }
+  if (Status status = append(problem_.program, buffers.operands, buffers.operand_count, program);
+      !status.ok()) {
+    return status;
+  }
+  if (!normalises) return {};
+  append(Op::kSub, 0, program);
+  append(Op::kMul, 1, program);
+  if (bn.bias != nullptr) append(Op::kAdd, 2, program);
+  return append(problem_.after, buffers.after_operands, buffers.after_operand_count, program);
+}
+
+/// Leading steps that are one value a channel.
+int32_t count_affine_steps(const DeviceProgram& program) noexcept {
+  int32_t count = 0;
+  for (; count < program.count; ++count) {
+    const Step& step = program.steps[count];
+    const bool affine = step.op == Op::kAdd || step.op == Op::kSub || step.op == Op::kMul;
+    if (!affine || (step.operand >= 0 && program.operands[step.operand].col_stride != 0)) break;
+  }
+  return count;
+}
+
+Status ShiftPlan::bind(const ConvBuffers& buffers, shift::Params* params) const noexcept {
+  const shift::Geometry& g = layout_.g;
+  params->g = g;
+  params->shared = layout_.shared;
+  params->pitch = shift::Divisor(g.pitch);
+  params->out_width = shift::Divisor(g.out_width);
+  params->tiles_of_outer = shift::Divisor(g.batch * g.strips * g.tiles);
+  params->tiles_of_image = shift::Divisor(g.strips * g.tiles);
+  params->tiles_of_strip = shift::Divisor(g.tiles);
+  params->tile_count = static_cast<int32_t>(layout_.tile_count);
+  params->walk = layout_.walk(device_.sm_count);
+  params->x = buffers.x.data;
+  params->x_image = buffers.x.strides[0];
+  params->x_channel = buffers.x.strides[1];
+  params->x_row = buffers.x.strides[2];
+  params->x_column = buffers.x.strides[3];
+  params->dtype = problem_.conv.dtype;
+  const int64_t size = size_of(problem_.conv.dtype);
+  const int64_t reach = (g.channels - 1) * params->x_channel + (g.height - 1) * params->x_row +
+                        (g.width - 1) * params->x_column;
+  CUTFUSE_CHECK(reach < (int64_t(1) << 30), Code::kNotSupported,
+                "an image of x spans %lld elements; make x contiguous, so that it spans fewer than "
+                "2^30",
+                static_cast<long long>(reach));
+  params->channel_bytes = static_cast<uint32_t>(params->x_channel * size);
+  params->row_bytes = static_cast<uint32_t>(params->x_row * size);
+  params->column_bytes = static_cast<uint32_t>(params->x_column * size);
+  params->lanes_are_channels = g.phases_h * g.phases_w == 1;
+  params->full_lanes = g.phase_channels != 0 && g.phase_channels != g.channels
+                           ? 0
+                           : g.channels * g.phases_h * g.phases_w;
+  const bool even = g.phase_channels == 0 && g.phases_w % 2 == 0 && g.pad_w % 2 == 0 &&
+                    g.stride_w % 2 == 0 && params->x_column == 1 && params->x_row % 2 == 0 &&
+                    params->x_channel % 2 == 0 && params->x_image % 2 == 0 &&
+                    reinterpret_cast<uintptr_t>(buffers.x.data) % 8 == 0;
+  params->lane_pairs = even && problem_.conv.dtype == DType::kFloat32;
+  params->weight = view_weight(problem_.conv, buffers.weight);
+  const void* packed =
+      problem_.packed_weight ? buffers.packed : static_cast<const void*>(buffers.workspace);
+  params->packed = packed;
+  params->exponents =
+      reinterpret_cast<const int32_t*>(static_cast<const char*>(packed) + tile_bytes_);
+  params->out = buffers.out;
+  params->channels_last = problem_.channels_last;
+  const auto address = reinterpret_cast<uintptr_t>(buffers.out);
+  params->out_phase = static_cast<int32_t>(address / 4 % shift::kSector);
+  params->promotion = buffers.promotion;
+  params->promotion2 = 2.f * buffers.promotion - 1.f;
+  params->four_products = g.lane_groups * g.kernel_h * g.kernel_w < 32;
+  std::copy(layout_.chunk_slab.begin(), layout_.chunk_slab.end(), params->chunk_slab);
+  std::copy(layout_.chunk_steps.begin(), layout_.chunk_steps.end(), params->chunk_steps);
+  std::copy(layout_.steps.begin(), layout_.steps.end(), params->steps);
+  return {};
+}
+
+Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {
+  if (empty()) return {};
+  if (Status status = check(buffers); !status.ok()) return status;
+  const shift::Instance* instance = find_instance(policy_);
+  const bool eval = problem_.tail == Tail::kBatchNormEval;
+  if (!problem_.packed_weight || eval) {
+    const auto prepared =
+        prepare_params(buffers.weight, problem_.packed_weight ? nullptr : buffers.workspace);
+    CUTFUSE_CHECK(prepared != nullptr, Code::kOutOfMemory, "no host memory for the launch");
+    if (eval) prepared->multipliers = at<float>(buffers.workspace, multipliers_);
+    prepared->batch_norm = buffers.batch_norm;
+    if (Status status = shift::prepare(*prepared, stream); !status.ok()) return status;
+  }
+  std::unique_ptr<shift::Params> params(new (std::nothrow) shift::Params);
+  CUTFUSE_CHECK(params != nullptr, Code::kOutOfMemory, "no host memory for the launch");
+  if (Status status = bind(buffers, params.get()); !status.ok()) return status;
+  if (training()) {
+    auto* partials = at<CountedMoments>(buffers.workspace, partials_);
+    CUTFUSE_CUDA(cudaMemsetAsync(partials, 0, static_cast<size_t>(partial_bytes()),
+                                 static_cast<cudaStream_t>(stream)));
+    if (Status status = bind_programs(buffers, false, &params->program); !status.ok())
+      return status;
+    params->affine_steps = count_affine_steps(params->program);
+    params->partials = partials;
+    params->partial_count = partial_count_;
+    if (Status status = instance->launch(*params, device_, stream); !status.ok()) return status;
+    params->partials = nullptr;
+    params->program = DeviceProgram{};
+    if (Status status = batch_norm::finalise(partials, partial_count_, problem_.conv.out_channels,
+                                             buffers.batch_norm,
+                                             at<float>(buffers.workspace, multipliers_), stream);
+        !status.ok()) {
+      return status;
+    }
+  }
+  if (Status status = bind_programs(buffers, problem_.tail != Tail::kNone, &params->program);
+      !status.ok()) {
+    return status;
+  }
+  params->affine_steps = count_affine_steps(params->program);
+  return instance->launch(*params, device_, stream);
+}
+
+Status check_problem(const FusedConvProblem& problem, const DeviceProps& device) noexcept {
+  if (Status status = validate(problem.conv); !status.ok()) return status;
+  if (Status status = validate(problem.program, kMaxSteps); !status.ok()) return status;
+  if (Status status = validate(problem.after, kMaxSteps); !status.ok()) return status;
+  const bool tail = problem.tail == Tail::kBatchNormTrain || problem.tail == Tail::kBatchNormEval;
+  CUTFUSE_CHECK(tail || problem.tail == Tail::kNone, Code::kNotSupported,
+                "a convolution's tail is batch_norm or nothing");
+  CUTFUSE_CHECK(tail || problem.after.count == 0, Code::kInvalidValue,
+                "a program after no tail belongs to the first program");
+  if (Status status = check_device(device); !status.ok()) return status;
+  CUTFUSE_CHECK(device.major == 9, Code::kNotSupported,
+                "convolutions have kernels for compute capability 9.0 only, not %d.%d",
+                device.major, device.minor);
+  const ConvProblem& p = problem.conv;
+  CUTFUSE_CHECK(p.dtype == DType::kFloat32, Code::kNotSupported,
+                "16-bit convolutions have no kernel yet");
+  CUTFUSE_CHECK(!p.transposed || (p.stride_h == 1 && p.stride_w == 1), Code::kNotSupported,
+                "a transposed convolution of stride %lldx%lld has no kernel yet; 1x1 has",
+                static_cast<long long>(p.stride_h), static_cast<long long>(p.stride_w));
+  CUTFUSE_CHECK(p.channels > 0, Code::kNotSupported, "a sum over no channels is PyTorch's");
+  return {};
+}
+
+}  // namespace
+}  // namespace conv
+
+Status why_not(const FusedConvProblem& problem, const DeviceProps& device) noexcept try {
+  if (Status status = conv::check_problem(problem, device); !status.ok()) return status;
+  if (conv::is_empty(problem.conv)) return {};
+  ConvPolicy policy;
+  conv::shift::Layout layout;
+  return conv::select_policy(problem, device, &policy, &layout);
+} catch (const std::bad_alloc&) {
+  return error(Code::kOutOfMemory, "no host memory for the launch");
+}
+
+Status why_slower(const FusedConvProblem&, const DeviceProps&) noexcept { return {}; }
+
+Status make_conv_plan(const FusedConvProblem& problem, const DeviceProps& device,
+                      const ConvPolicy* forced, ConvPlan** plan) noexcept try {
+  if (Status status = conv::check_problem(problem, device); !status.ok()) return status;
+  ConvPolicy policy;
+  conv::shift::Layout layout;
+  if (!conv::is_empty(problem.conv)) {
+    if (forced != nullptr) {
+      policy = *forced;
+      CUTFUSE_CHECK(conv::find_instance(policy) != nullptr, Code::kNotSupported,
+                    "%s is not compiled", to_string(policy).c_str());
+      const ConvProblem p = conv::as_convolution(problem.conv);
+      if (Status status = conv::shift::lay_out(p, policy, device, &layout); !status.ok()) {
+        return status;
+      }
+    } else if (Status status = conv::select_policy(problem, device, &policy, &layout);
+               !status.ok()) {
+      return status;
+    }
+  }
+  *plan = new conv::ShiftPlan(problem, device, policy, std::move(layout));
+  return {};
+} catch (const std::bad_alloc&) {
+  return error(Code::kOutOfMemory, "no host memory for the launch");
+}
+
+void destroy_conv_plan(ConvPlan* plan) noexcept { delete plan; }
+
+Status pack(const ConvPlan& plan, const ConstTensor4& weight, void* packed, void* stream) noexcept {
+  CurrentDevice device;
+  if (Status status = device.enter(plan.device().index); !status.ok()) return status;
+  return static_cast<const conv::ShiftPlan&>(plan).pack(weight, packed, stream);
+}
+
+Status run(const ConvPlan& plan, const ConvBuffers& buffers, void* stream) noexcept {
+  CurrentDevice device;
+  if (Status status = device.enter(plan.device().index); !status.ok()) return status;
+  return static_cast<const conv::ShiftPlan&>(plan).launch(buffers, stream);
+}
+
+}  // namespace cutfuse

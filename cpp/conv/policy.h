@@ -1,0 +1,22 @@
+/// \file
+/// Which compiled kernel runs a convolution, and how.
+#pragma once
+
+#include "conv/shift/layout.h"
+#include "cutfuse/conv.h"
+
+namespace cutfuse::conv {
+
+/// The cheapest policy by estimate(), with its layout; kNotSupported if none takes the problem.
+Status select_policy(const FusedConvProblem& problem, const DeviceProps& device, ConvPolicy* policy,
+                     shift::Layout* layout) noexcept;
+
+/// Microseconds of one launch of the kernel, from sizes: the most of what the tensor cores, the
+/// readers and the writers need.
+double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
+                const shift::Layout& layout, const DeviceProps& device) noexcept;
+
+/// The compiled instance that a policy names, or null.
+const shift::Instance* find_instance(const ConvPolicy& policy) noexcept;
+
+}  // namespace cutfuse::conv

@@ -1,0 +1,110 @@
+/// \file
+#include "conv/problem.h"
+
+#include <array>
+#include <cstdio>
+
+#include "core/checked_math.h"
+#include "core/status.h"
+
+namespace cutfuse {
+namespace conv {
+namespace {
+
+long long print(int64_t value) { return static_cast<long long>(value); }
+
+struct Named {
+  const char* name;
+  int64_t value;
+  int64_t least;
+};
+
+Status check_sizes(const ConvProblem& p) noexcept {
+  const Named sizes[] = {
+      {"batch", p.batch, 0},
+      {"channels", p.channels, 0},
+      {"height", p.height, 0},
+      {"width", p.width, 0},
+      {"out_channels", p.out_channels, 0},
+      {"out_height", p.out_height, 0},
+      {"out_width", p.out_width, 0},
+      {"kernel_h", p.kernel_h, 1},
+      {"kernel_w", p.kernel_w, 1},
+      {"stride_h", p.stride_h, 1},
+      {"stride_w", p.stride_w, 1},
+      {"pad_h", p.pad_h, 0},
+      {"pad_w", p.pad_w, 0},
+      {"dilation_h", p.dilation_h, 1},
+      {"dilation_w", p.dilation_w, 1},
+      {"groups", p.groups, 1},
+  };
+  for (const Named& size : sizes) {
+    CUTFUSE_CHECK(size.value >= size.least, Code::kInvalidValue,
+                  "%s is %lld; it must be at least %lld", size.name, print(size.value),
+                  print(size.least));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status validate(const ConvProblem& p) noexcept {
+  if (Status status = check_sizes(p); !status.ok()) return status;
+  CUTFUSE_CHECK(p.channels % p.groups == 0 && p.out_channels % p.groups == 0, Code::kInvalidShape,
+                "groups is %lld; it must divide channels %lld and out_channels %lld",
+                print(p.groups), print(p.channels), print(p.out_channels));
+  for (const auto& [a, b, c, d] : {
+           std::array{p.batch, p.channels, p.height, p.width},
+           std::array{p.batch, p.out_channels, p.out_height, p.out_width},
+           std::array{p.out_channels, p.channels, p.kernel_h, p.kernel_w},
+       }) {
+    int64_t product = 0;
+    CUTFUSE_CHECK(checked_multiply(a, b, &product) && checked_multiply(product, c, &product) &&
+                      checked_multiply(product, d, &product) && product < (int64_t(1) << 60),
+                  Code::kInvalidShape,
+                  "a tensor of %lld x %lld x %lld x %lld has too many elements", print(a), print(b),
+                  print(c), print(d));
+  }
+  return {};
+}
+
+ConvProblem as_convolution(const ConvProblem& problem) noexcept {
+  ConvProblem p = problem;
+  if (p.transposed) {
+    p.transposed = false;
+    p.pad_h = p.dilation_h * (p.kernel_h - 1) - p.pad_h;
+    p.pad_w = p.dilation_w * (p.kernel_w - 1) - p.pad_w;
+  }
+  return p;
+}
+
+shift::WeightView view_weight(const ConvProblem& p, const ConstTensor4& weight) noexcept {
+  const auto [n, c, h, w] = weight.strides;
+  shift::WeightView view;
+  if (!p.transposed) {
+    view = {weight.data, p.out_channels / p.groups * n, n, c, h, w};
+  } else {
+    const int64_t last = (p.kernel_h - 1) * h + (p.kernel_w - 1) * w;
+    const char* data = static_cast<const char*>(weight.data) + last * size_of(p.dtype);
+    view = {data, p.channels / p.groups * n, c, n, -h, -w};
+  }
+  return view;
+}
+
+}  // namespace conv
+
+std::string to_string(const ConvProblem& p) {
+  char text[256];
+  std::snprintf(text, sizeof(text),
+                "%s %lldx%lldx%lldx%lld -> %lldx%lldx%lld, filter %lldx%lld, stride %lldx%lld, "
+                "padding %lldx%lld, dilation %lldx%lld, groups %lld",
+                p.transposed ? "transposed convolution" : "convolution", conv::print(p.batch),
+                conv::print(p.channels), conv::print(p.height), conv::print(p.width),
+                conv::print(p.out_channels), conv::print(p.out_height), conv::print(p.out_width),
+                conv::print(p.kernel_h), conv::print(p.kernel_w), conv::print(p.stride_h),
+                conv::print(p.stride_w), conv::print(p.pad_h), conv::print(p.pad_w),
+                conv::print(p.dilation_h), conv::print(p.dilation_w), conv::print(p.groups));
+  return text;
+}
+
+}  // namespace cutfuse

@@ -1,0 +1,28 @@
+/// \file
+/// A convolution as the user gives it -> validated, and as a unit-stride problem of the grid.
+#pragma once
+
+#include "conv/shift/params.h"
+#include "cutfuse/conv.h"
+#include "cutfuse/status.h"
+
+namespace cutfuse::conv {
+
+/// kInvalidValue or kInvalidShape, with value, limit and remedy, unless sizes and arguments fit
+/// each other and no product overflows.
+Status validate(const ConvProblem& problem) noexcept;
+
+/// Whether there is nothing to compute.
+inline bool is_empty(const ConvProblem& p) {
+  return p.batch == 0 || p.out_channels == 0 || p.out_height == 0 || p.out_width == 0;
+}
+
+/// The same contraction as a convolution: a transposed one of unit stride has its filter turned
+/// round and the rest of the padding.
+ConvProblem as_convolution(const ConvProblem& problem) noexcept;
+
+/// The weight of as_convolution(), from torch's [K, C / groups, R, S], or [C, K / groups, R, S] of
+/// a transposed one.
+shift::WeightView view_weight(const ConvProblem& problem, const ConstTensor4& weight) noexcept;
+
+}  // namespace cutfuse::conv

@@ -1,0 +1,116 @@
+/// \file
+/// A convolution as a unit-stride one over 8-channel groups of a padded grid: what host and kernel
+/// agree on. The grid's pixels are numbered row by row ("flat"), so that a filter tap is a
+/// distance between pixels, and a tap of eight channels a distance in shared memory.
+///
+/// A stride (s_h, s_w) becomes s_h * s_w phases of each channel: pixel (y, x) of phase (p, q) is
+/// pixel (y s_h + p - pad_h, x s_w + q - pad_w) of the image.
+#pragma once
+
+#include <cstdint>
+
+#include "cutfuse/conv.h"
+
+#ifdef __CUDACC__
+#define CUTFUSE_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define CUTFUSE_HOST_DEVICE inline
+#endif
+
+namespace cutfuse::conv::shift {
+
+inline constexpr int32_t kLanes = 8;        // channels of a group: 16 bytes of fp16
+inline constexpr int32_t kSlabSteps = 4;    // steps of K = 16 whose weights come together
+inline constexpr int32_t kMaxSteps = 1536;  // the kernel's parameters hold the table of steps
+inline constexpr int32_t kMaxChunks = 32;
+inline constexpr int32_t kTileBytes = 2048;  // 64 output channels x 16 of K, fp16
+inline constexpr int32_t kSector = 8;        // floats of a 32-byte sector
+
+/// Whether a kernel has the registers to change the patch's scale between chunks of channels.
+constexpr bool takes_chunks(int32_t tile_n, int32_t planes) { return planes == 2 || tile_n <= 128; }
+
+/// n / divisor for 0 <= n < 2^31 by a multiplication.
+struct Divisor {
+  uint32_t divisor = 1;
+  uint32_t multiplier = 0;  // 0: by one
+  uint32_t shift = 0;
+
+  Divisor() = default;
+  explicit Divisor(int32_t d) : divisor(static_cast<uint32_t>(d)) {
+    if (d <= 1) return;
+    uint32_t log = 0;
+    while ((uint64_t(1) << log) < divisor) ++log;
+    multiplier = static_cast<uint32_t>(((uint64_t(1) << (31 + log)) / divisor) + 1);
+    shift = log - 1;
+  }
+#ifdef __CUDACC__
+  __device__ __forceinline__ int32_t divide(int32_t n) const {
+    return multiplier == 0
+               ? n
+               : static_cast<int32_t>(__umulhi(static_cast<uint32_t>(n), multiplier) >> shift);
+  }
+#endif
+};
+
+struct Geometry {
+  // The convolution; channels are those of one group.
+  int32_t batch, groups, channels, height, width, out_channels, out_height, out_width;
+  int32_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  // Phases, and channels with their phases in groups of eight.
+  int32_t phases_h, phases_w;
+  int32_t phase_channels;  // channels of a phase, padded to eight; 0: phases lie next to each other
+  int32_t lane_groups;     // in all
+  int32_t chunk_groups, chunks;
+  // The grid.
+  int32_t reach_rows, reach_columns;  // of the taps
+  int32_t strip;                      // output columns; 0: whole rows
+  int32_t strips;
+  int32_t pitch;          // pixels from one row to the next
+  int32_t block_outputs;  // results that a block of tile_n pixels stores, up to alignment
+  int32_t blocks;         // of a strip
+  int32_t tile_blocks;    // pixel blocks of a tile
+  int32_t tiles;          // of a strip
+  int32_t patch;          // pixels that a tile reads
+  // Output channels.
+  int32_t m_blocks, warp_channels, m_tiles;
+  // Shared memory.
+  int32_t stages;
+  int32_t slabs;      // of the weight of one (group, m tile)
+  int32_t slab_ring;  // slabs in shared memory; >= slabs: they stay
+};
+
+/// Channel, row and column phase of lane-channel `q`; channel >= channels: padding.
+struct LaneChannel {
+  int32_t channel, phase_h, phase_w;
+};
+
+CUTFUSE_HOST_DEVICE LaneChannel lane_channel(const Geometry& g, int32_t q) {
+  const int32_t phases = g.phases_h * g.phases_w;
+  const int32_t phase = g.phase_channels != 0 ? q / g.phase_channels : q % phases;
+  const int32_t channel = g.phase_channels != 0 ? q % g.phase_channels : q / phases;
+  return {channel, phase / g.phases_w, phase % g.phases_w};
+}
+
+/// Row (or column) of the filter that tap `a` of phase `phase` multiplies, or -1.
+CUTFUSE_HOST_DEVICE int32_t filter_index(int32_t a, int32_t phase, int32_t stride, int32_t dilation,
+                                         int32_t kernel) {
+  const int32_t at = a * stride + phase;
+  const int32_t index = at / dilation;
+  return at % dilation == 0 && index < kernel ? index : -1;
+}
+
+/// One half of a step: eight lane-channels at one tap. group < 0: padding, of zero weight.
+struct Half {
+  int16_t group;
+  uint8_t tap_h, tap_w;
+};
+
+/// Output channel, within the group, of row `row` of m tile `m_tile`, or -1: every warp has the
+/// same number of channels.
+CUTFUSE_HOST_DEVICE int32_t channel_of_row(const Geometry& g, int32_t m_tile, int32_t row) {
+  const int32_t of_warp = row % 16;
+  const int32_t channel = (m_tile * g.m_blocks * 4 + row / 16) * g.warp_channels + of_warp;
+  return of_warp < g.warp_channels && channel < g.out_channels ? channel : -1;
+}
+
+}  // namespace cutfuse::conv::shift

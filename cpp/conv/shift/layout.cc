@@ -1,0 +1,258 @@
+/// \file
+#include "conv/shift/layout.h"
+
+#include <algorithm>
+
+#include "core/status.h"
+
+namespace cutfuse::conv::shift {
+namespace {
+
+constexpr int64_t kMaxExtent = int64_t(1) << 30;
+constexpr int32_t kControlBytes = 2048;  // of sm90/layout.cuh's Control
+constexpr int32_t kRowBytes = 16;        // of its RowConstants
+constexpr int32_t kLaneBytes = 12;       // of sm90/producer.cuh's LaneOffset
+constexpr int32_t kMaxRing = 64;         // slabs that Control has barriers for
+constexpr int32_t kReach = 1 << 18;      // bytes that a descriptor can name
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int32_t round_up(int64_t a, int32_t b) { return static_cast<int32_t>(ceil_div(a, b) * b); }
+
+void set_problem(const ConvProblem& p, Geometry* g) {
+  const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
+  g->batch = narrow(p.batch);
+  g->groups = narrow(p.groups);
+  g->channels = narrow(p.channels / p.groups);
+  g->height = narrow(p.height);
+  g->width = narrow(p.width);
+  g->out_channels = narrow(p.out_channels / p.groups);
+  g->out_height = narrow(p.out_height);
+  g->out_width = narrow(p.out_width);
+  g->kernel_h = narrow(p.kernel_h);
+  g->kernel_w = narrow(p.kernel_w);
+  g->stride_h = narrow(p.stride_h);
+  g->stride_w = narrow(p.stride_w);
+  g->pad_h = narrow(p.pad_h);
+  g->pad_w = narrow(p.pad_w);
+  g->dilation_h = narrow(p.dilation_h);
+  g->dilation_w = narrow(p.dilation_w);
+}
+
+/// Phases that a filter has taps in: 0 .. count - 1.
+int32_t count_phases(int32_t kernel, int32_t stride, int32_t dilation) {
+  int32_t last = 0;
+  for (int32_t r = 0; r < kernel; ++r) last = std::max(last, r * dilation % stride);
+  return last + 1;
+}
+
+void set_channels(const ConvPolicy& policy, Geometry* g) {
+  g->phases_h = count_phases(g->kernel_h, g->stride_h, g->dilation_h);
+  g->phases_w = count_phases(g->kernel_w, g->stride_w, g->dilation_w);
+  const int32_t phases = g->phases_h * g->phases_w;
+  // Few channels would leave lanes empty in every phase; many let phases without a tap be skipped.
+  g->phase_channels = phases == 1 || g->channels >= kLanes ? round_up(g->channels, kLanes) : 0;
+  g->lane_groups = g->phase_channels != 0
+                       ? phases * g->phase_channels / kLanes
+                       : static_cast<int32_t>(ceil_div(g->channels * phases, kLanes));
+  g->chunk_groups =
+      policy.chunk == 0 ? g->lane_groups : std::min(policy.chunk / kLanes, g->lane_groups);
+  g->chunks = static_cast<int32_t>(ceil_div(g->lane_groups, g->chunk_groups));
+  g->reach_rows = (g->kernel_h - 1) * g->dilation_h / g->stride_h;
+  g->reach_columns = (g->kernel_w - 1) * g->dilation_w / g->stride_w;
+}
+
+/// Results of a block of whole rows: its pixels also span the row ends it crosses, and as many
+/// results more as alignment to a sector may ask for.
+int32_t results_of_block(int32_t tile_n, const Geometry& g) {
+  const int64_t plane = int64_t(g.out_height) * g.out_width;
+  const auto span = [&](int64_t results) {
+    const int64_t crossings = ceil_div(results - 1, g.out_width);
+    return results + crossings * g.reach_columns;
+  };
+  if (plane + (g.out_height - 1) * int64_t(g.reach_columns) <= tile_n) {
+    return static_cast<int32_t>(plane);
+  }
+  int32_t results = tile_n;
+  while (results > 0 && span(results + kSector - 1) > tile_n) --results;
+  return results > 4 * kSector ? results / kSector * kSector : results;
+}
+
+Status set_tiles(const ConvPolicy& policy, Geometry* g) noexcept {
+  g->m_blocks = policy.m_blocks;
+  g->tile_blocks = 2 / policy.m_blocks;
+  const int64_t m_rows = int64_t(64) * policy.m_blocks;
+  g->m_tiles = static_cast<int32_t>(ceil_div(g->out_channels, m_rows));
+  g->warp_channels = static_cast<int32_t>(ceil_div(g->out_channels, g->m_tiles * m_rows / 16));
+  int64_t span = 0;  // pixels from a tile's first to its last block
+  if (policy.strip != 0) {
+    g->strip = policy.strip;
+    g->strips = static_cast<int32_t>(ceil_div(g->out_width, policy.strip));
+    CUTFUSE_CHECK(policy.strip % kSector == 0 && policy.strip + kSector <= policy.tile_n,
+                  Code::kNotSupported, "a strip of %d columns and alignment exceed %d pixels",
+                  policy.strip, policy.tile_n);
+    g->pitch = policy.tile_n + g->reach_columns;
+    g->block_outputs = policy.strip;
+    g->blocks = g->out_height;
+    span = int64_t(g->tile_blocks - 1) * g->pitch;
+  } else {
+    g->strips = 1;
+    g->pitch = g->out_width + g->reach_columns;
+    g->block_outputs = results_of_block(policy.tile_n, *g);
+    CUTFUSE_CHECK(g->block_outputs > 0 && g->pitch >= kLanes, Code::kNotSupported,
+                  "rows of %d pixels do not suit blocks of %d", g->out_width, policy.tile_n);
+    const int64_t plane = int64_t(g->out_height) * g->out_width;
+    g->blocks = static_cast<int32_t>(ceil_div(plane, g->block_outputs));
+    const int64_t crossings = ceil_div(g->block_outputs, g->out_width);
+    span = (g->tile_blocks - 1) * (g->block_outputs + crossings * g->reach_columns);
+  }
+  g->tiles = static_cast<int32_t>(ceil_div(g->blocks, g->tile_blocks));
+  const int64_t patch = span + policy.tile_n + int64_t(g->reach_rows) * g->pitch + g->reach_columns;
+  CUTFUSE_CHECK(patch * 16 < kReach, Code::kNotSupported,
+                "a patch of %lld pixels does not fit in shared memory",
+                static_cast<long long>(patch));
+  g->patch = static_cast<int32_t>(patch);
+  return {};
+}
+
+/// Whether some lane of `group` has a weight at tap (a, b).
+bool has_weight(const Geometry& g, int32_t group, int32_t a, int32_t b) {
+  for (int32_t lane = 0; lane < kLanes; ++lane) {
+    const LaneChannel at = lane_channel(g, group * kLanes + lane);
+    if (at.channel < g.channels &&
+        filter_index(a, at.phase_h, g.stride_h, g.dilation_h, g.kernel_h) >= 0 &&
+        filter_index(b, at.phase_w, g.stride_w, g.dilation_w, g.kernel_w) >= 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+Status set_steps(Layout* layout) noexcept {
+  const Geometry& g = layout->g;
+  const int32_t group_bytes = layout->shared.group_bytes;
+  layout->chunk_slab.push_back(0);
+  for (int32_t chunk = 0; chunk < g.chunks; ++chunk) {
+    std::vector<Half> halves;
+    const int32_t first = chunk * g.chunk_groups;
+    const int32_t last = std::min(first + g.chunk_groups, g.lane_groups);
+    for (int32_t group = first; group < last; ++group) {
+      for (int32_t a = 0; a <= g.reach_rows; ++a) {
+        for (int32_t b = 0; b <= g.reach_columns; ++b) {
+          if (has_weight(g, group, a, b)) {
+            halves.push_back(
+                {static_cast<int16_t>(group), static_cast<uint8_t>(a), static_cast<uint8_t>(b)});
+          }
+        }
+      }
+    }
+    const auto steps = static_cast<int32_t>(ceil_div(static_cast<int64_t>(halves.size()), 2));
+    const int32_t padded = round_up(steps, kSlabSteps);
+    CUTFUSE_CHECK(layout->steps.size() + padded <= kMaxSteps && steps > 0, Code::kNotSupported,
+                  "%lld channels of a %dx%d filter have more than %d steps of 16",
+                  static_cast<long long>(g.channels), g.kernel_h, g.kernel_w, kMaxSteps);
+    const auto offset = [&](const Half& half) {
+      return (half.group - first) * group_bytes + (half.tap_h * g.pitch + half.tap_w) * 16;
+    };
+    halves.resize(2 * static_cast<size_t>(padded), Half{-1, 0, 0});
+    for (int32_t step = 0; step < padded; ++step) {
+      const Half& one = halves[2 * step];
+      const Half& other = halves[2 * step + 1];
+      const int32_t at = one.group >= 0 ? offset(one) : 0;
+      const int32_t distance = other.group >= 0 ? offset(other) - at : 0;
+      CUTFUSE_CHECK(at < kReach && distance < kReach, Code::kNotSupported,
+                    "a chunk of %d channels does not fit in shared memory",
+                    g.chunk_groups * kLanes);
+      layout->steps.push_back(static_cast<uint32_t>(at >> 4) | static_cast<uint32_t>(distance >> 4)
+                                                                   << 16);
+    }
+    layout->halves.insert(layout->halves.end(), halves.begin(), halves.end());
+    layout->chunk_steps.push_back(steps);
+    layout->chunk_slab.push_back(layout->chunk_slab.back() + padded / kSlabSteps);
+  }
+  layout->g.slabs = layout->chunk_slab.back();
+  return {};
+}
+
+Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* layout) noexcept {
+  Geometry& g = layout->g;
+  SharedLayout& s = layout->shared;
+  int64_t size = 0;
+  const auto take = [&](int64_t bytes, int32_t alignment) {
+    size = ceil_div(size, alignment) * alignment;
+    const auto at = static_cast<int32_t>(size);
+    size += bytes;
+    return at;
+  };
+  g.stages = policy.stages;
+  s.stage_bytes = policy.planes * s.plane_bytes;
+  s.slab_bytes = kSlabSteps * policy.planes * g.m_blocks * kTileBytes;
+  s.patch = take(int64_t(g.stages) * s.stage_bytes, 128);
+  s.staging_pitch = policy.tile_n + kSector;
+  s.rows = take(int64_t(g.m_blocks) * 64 * kRowBytes, 16);
+  s.lanes =
+      take(g.phases_h * g.phases_w > 1 ? int64_t(g.lane_groups) * kLanes * kLaneBytes : 0, 16);
+  s.control = take(kControlBytes, 16);
+  // Two boxes of staging for each warp let stores of one overlap writing the other, if the weights
+  // still fit.
+  const int64_t box_bytes = int64_t(8) * 8 * s.staging_pitch * 4;
+  const int64_t before = size;
+  for (s.staging_boxes = g.warp_channels > 8 ? 2 : 1;; --s.staging_boxes) {
+    size = before;
+    s.staging = take(s.staging_boxes * box_bytes, 128);
+    s.weights = take(0, 128);
+    const int64_t left = (device.shared_bytes - size) / s.slab_bytes;
+    g.slab_ring = static_cast<int32_t>(std::min<int64_t>({left, g.slabs, kMaxRing}));
+    if (g.slab_ring >= g.slabs || s.staging_boxes == 1) break;
+  }
+  CUTFUSE_CHECK(g.slab_ring >= std::min(g.slabs, 3), Code::kNotSupported,
+                "%lld bytes of shared memory are too few for %d patches of %d bytes and weights",
+                static_cast<long long>(device.shared_bytes), g.stages, s.stage_bytes);
+  s.total = s.weights + g.slab_ring * s.slab_bytes;
+  return {};
+}
+
+}  // namespace
+
+int32_t Layout::walk(int32_t sm_count) const {
+  // The longest whose last round is nearly full; a strip's overlap is read again at each start.
+  const int64_t each = ceil_div(tile_count, sm_count);
+  for (int64_t walks = 1;; ++walks) {
+    const int64_t walk = ceil_div(each, walks);
+    if (walk <= 2 * g.tiles || walk == 1) return static_cast<int32_t>(walk);
+  }
+}
+
+Status lay_out(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps& device,
+               Layout* layout) noexcept {
+  for (const int64_t size :
+       {p.batch, p.channels, p.height * p.width, p.out_channels, p.out_height * p.out_width}) {
+    CUTFUSE_CHECK(size < kMaxExtent, Code::kNotSupported,
+                  "%s: a size of 2^30 and more is PyTorch's", to_string(p).c_str());
+  }
+  CUTFUSE_CHECK(p.kernel_h * p.dilation_h < 128 && p.kernel_w * p.dilation_w < 128 &&
+                    p.stride_h <= 16 && p.stride_w <= 16 && p.channels / p.groups < 16384 &&
+                    p.height < 32768,
+                Code::kNotSupported,
+                "%s: filters reach at most 127 pixels, with strides up to 16, in images of fewer "
+                "than 32768 rows",
+                to_string(p).c_str());
+  *layout = Layout{};
+  Geometry& g = layout->g;
+  set_problem(p, &g);
+  set_channels(policy, &g);
+  CUTFUSE_CHECK(
+      g.chunks == 1 || (g.chunks <= kMaxChunks && takes_chunks(policy.tile_n, policy.planes)),
+      Code::kNotSupported, "%d chunks of channels are too many for a tile of %d", g.chunks,
+      policy.tile_n);
+  if (Status status = set_tiles(policy, &g); !status.ok()) return status;
+  layout->shared.group_bytes = g.patch * 16;
+  layout->shared.plane_bytes = g.chunk_groups * layout->shared.group_bytes;
+  if (Status status = set_steps(layout); !status.ok()) return status;
+  if (Status status = set_shared(policy, device, layout); !status.ok()) return status;
+  layout->tile_count = layout->outer() * g.batch * g.strips * g.tiles;
+  CUTFUSE_CHECK(layout->tile_count < (int64_t(1) << 31), Code::kNotSupported, "%lld tiles",
+                static_cast<long long>(layout->tile_count));
+  return {};
+}
+
+}  // namespace cutfuse::conv::shift

@@ -1,0 +1,32 @@
+/// \file
+/// ConvProblem x ConvPolicy -> geometry, table of steps and shared memory of the shift kernel.
+#pragma once
+
+#include <vector>
+
+#include "conv/shift/params.h"
+#include "cutfuse/conv.h"
+#include "cutfuse/device.h"
+#include "cutfuse/status.h"
+
+namespace cutfuse::conv::shift {
+
+/// What a policy makes of a problem; a plain value.
+struct Layout {
+  Geometry g = {};
+  SharedLayout shared;
+  std::vector<Half> halves;     // two of each step, slabs padded
+  std::vector<uint32_t> steps;  // as in Params
+  std::vector<int32_t> chunk_slab, chunk_steps;
+  int64_t tile_count = 0;
+
+  /// Tiles that a block takes one after the other: as many as leave the blocks equal work.
+  int32_t walk(int32_t sm_count) const;
+  int64_t outer() const { return int64_t(g.groups) * g.m_tiles; }
+};
+
+/// kNotSupported, in words, if the kernel cannot run the problem so. `problem` is a convolution.
+Status lay_out(const ConvProblem& problem, const ConvPolicy& policy, const DeviceProps& device,
+               Layout* layout) noexcept;
+
+}  // namespace cutfuse::conv::shift

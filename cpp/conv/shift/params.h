@@ -1,0 +1,100 @@
+/// \file
+/// The shift kernel's parameters, and the handle that launches it. No CUTLASS here.
+#pragma once
+
+#include <cstdint>
+
+#include "conv/shift/geometry.h"
+#include "cutfuse/batch_norm.h"
+#include "cutfuse/device.h"
+#include "cutfuse/status.h"
+#include "cutfuse/types.h"
+#include "device/counted_moments.h"
+#include "program/device_program.h"
+
+namespace cutfuse::conv::shift {
+
+/// Weights w[k][c][r][s] of group g, whatever torch's layout is; strides may be negative.
+struct WeightView {
+  const void* data = nullptr;
+  int64_t group = 0, k = 0, c = 0, r = 0, s = 0;
+};
+
+/// Offsets in dynamic shared memory, in bytes.
+struct SharedLayout {
+  int32_t patch = 0;  // [stage][plane][lane group][pixel][8]
+  int32_t group_bytes = 0, plane_bytes = 0, stage_bytes = 0;
+  int32_t weights = 0;  // [slab][step][plane][m block] tiles
+  int32_t slab_bytes = 0;
+  int32_t staging = 0;        // [warp][2][8 rows]
+  int32_t staging_pitch = 0;  // floats
+  int32_t staging_boxes = 2;  // of eight rows, of each warp
+  int32_t rows = 0;           // RowConstants of the m tile
+  int32_t lanes = 0;          // LaneOffset of every lane-channel
+  int32_t control = 0;
+  int32_t total = 0;
+};
+
+struct Params {
+  Geometry g;
+  SharedLayout shared;
+  Divisor pitch, out_width, tiles_of_outer, tiles_of_image, tiles_of_strip;
+  int32_t tile_count = 0;
+  int32_t walk = 1;  // tiles that a block takes one after the other
+
+  const void* x = nullptr;
+  int64_t x_image = 0, x_channel = 0, x_row = 0, x_column = 0;
+  uint32_t channel_bytes = 0, row_bytes = 0, column_bytes = 0;  // the same strides
+  DType dtype = DType::kFloat32;
+  bool lanes_are_channels = false;  // one phase
+  bool lane_pairs = false;          // two lane-channels, from an even one on, are one aligned load
+  int32_t full_lanes = 0;           // lane-channels before the first one of padding
+  WeightView weight;                // to repair
+  const void* packed = nullptr;     // [group, m tile][slab] tiles
+  const int32_t* exponents = nullptr;  // [group, m tile][row]
+
+  void* out = nullptr;
+  bool channels_last = false;
+  bool pairs = false;     // every run of results begins at an even float
+  int32_t out_phase = 0;  // floats from a sector's start to `out`
+  DeviceProgram program;
+  int32_t affine_steps = 0;
+  CountedMoments* partials = nullptr;  // [channel][partial_count]; not null: nothing is stored
+  int32_t partial_count = 0;
+  float promotion = 1.f, promotion2 = 1.f;
+  bool four_products = false;
+
+  int32_t chunk_slab[kMaxChunks + 1] = {};  // first slab of each chunk
+  int32_t chunk_steps[kMaxChunks] = {};
+  /// Of each step, slabs padded: distance of its first half from the patch's start >> 4, and of
+  /// its second half from the first >> 4, in the high word: both as a descriptor has them.
+  uint32_t steps[kMaxSteps] = {};
+};
+
+/// What prepares a launch: packs the weight, and batch norm's multipliers in eval.
+struct PrepareParams {
+  Geometry g;
+  WeightView weight;
+  DType dtype = DType::kFloat32;
+  int32_t planes = 1;
+  DType element = DType::kFloat16;
+  int32_t steps = 0;       // slabs padded
+  void* packed = nullptr;  // null: nothing to pack
+  int32_t* exponents = nullptr;
+  float* multipliers = nullptr;  // [out_channels of all groups]: weight / sqrt(var + eps); or null
+  BatchNormBuffers batch_norm;
+  Half halves[2 * kMaxSteps] = {};
+};
+
+Status prepare(const PrepareParams& params, void* stream) noexcept;
+
+/// One row of instances.cmake.
+struct Instance {
+  DType element;
+  int32_t tile_n, planes;
+  Status (*launch)(const Params&, const DeviceProps&, void* stream) noexcept;
+};
+
+const Instance* instances(int32_t* count) noexcept;
+
+}  // namespace cutfuse::conv::shift

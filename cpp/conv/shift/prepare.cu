@@ -1,0 +1,114 @@
+/// \file
+/// The weight as fp16 planes in the kernel's tiles, and batch norm's multipliers in eval.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "conv/shift/params.h"
+#include "core/launch.h"
+#include "device/values.cuh"
+#include "program/fold.cuh"
+
+namespace cutfuse::conv::shift {
+namespace {
+
+constexpr int kThreads = 128;  // of a block, which packs one row
+
+/// Element `lane` of a half, for output channel `channel` of `group`; 0 where there is none.
+__device__ float weight_at(const PrepareParams& p, int32_t group, int32_t channel, Half half,
+                           int32_t lane) {
+  if (half.group < 0 || channel < 0) return 0.f;
+  const LaneChannel from = lane_channel(p.g, half.group * kLanes + lane);
+  const int32_t r =
+      filter_index(half.tap_h, from.phase_h, p.g.stride_h, p.g.dilation_h, p.g.kernel_h);
+  const int32_t s =
+      filter_index(half.tap_w, from.phase_w, p.g.stride_w, p.g.dilation_w, p.g.kernel_w);
+  if (from.channel >= p.g.channels || r < 0 || s < 0) return 0.f;
+  const WeightView& w = p.weight;
+  return load_value(
+      w.data, group * w.group + channel * w.k + from.channel * w.c + r * w.r + s * w.s, p.dtype);
+}
+
+/// The exponent that puts the row's largest finite magnitude in [2^14, 2^15); 0 for zeros.
+__device__ int32_t row_exponent_of(float largest) {
+  __shared__ float of_warp[kThreads / 32];
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+  }
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
+  __syncthreads();
+  for (int i = 0; i < kThreads / 32; ++i) largest = fmaxf(largest, of_warp[i]);
+  return largest == 0.f ? 0 : 14 - ilogbf(largest);
+}
+
+__device__ uint16_t narrow(float value, DType element) {
+  return static_cast<uint16_t>(pack_pair(value, 0.f, element) & 0xffffu);
+}
+
+/// Row `row` of the tiles of (group, m tile) `outer`.
+__device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
+  const Geometry& g = p.g;
+  const int32_t group = outer / g.m_tiles;
+  const int32_t channel = channel_of_row(g, outer % g.m_tiles, row);
+  const int32_t rows = g.m_blocks * 64;
+  const int32_t elements = p.steps * 16;
+  int32_t exponent = 0;
+  if (p.dtype == DType::kFloat32) {
+    float largest = 0.f;
+    for (int32_t i = threadIdx.x; i < elements; i += kThreads) {
+      const float magnitude = fabsf(weight_at(p, group, channel, p.halves[i / 8], i % 8));
+      if (isfinite(magnitude)) largest = fmaxf(largest, magnitude);
+    }
+    exponent = row_exponent_of(largest);
+  }
+  if (threadIdx.x == 0) p.exponents[outer * rows + row] = exponent;
+  char* tiles =
+      static_cast<char*>(p.packed) + int64_t(outer) * p.steps * p.planes * g.m_blocks * kTileBytes;
+  for (int32_t i = threadIdx.x; i < elements; i += kThreads) {
+    float value = weight_at(p, group, channel, p.halves[i / 8], i % 8);
+    scale_exactly(value, -exponent);
+    const int32_t k = i % 16;
+    char* at = tiles + (int64_t(i / 16) * p.planes * g.m_blocks + row / 64) * kTileBytes +
+               k / 8 * 1024 + row % 64 / 8 * 128 + row % 8 * 16 + k % 8 * 2;
+    const uint16_t high = narrow(value, p.element);
+    *reinterpret_cast<uint16_t*>(at) = high;
+    if (p.planes == 2) {
+      const float rest = value - __half2float(__ushort_as_half(high));
+      *reinterpret_cast<uint16_t*>(at + g.m_blocks * kTileBytes) = narrow(rest, p.element);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    prepare_kernel(const __grid_constant__ PrepareParams p) {
+  wait_for_previous_kernels();
+  const int32_t rows = p.g.m_blocks * 64;
+  const int32_t packed_rows = p.packed == nullptr ? 0 : p.g.groups * p.g.m_tiles * rows;
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  if (block < packed_rows) {
+    pack_row(p, block / rows, block % rows);
+    return;
+  }
+  const int64_t channel = int64_t(block - packed_rows) * kThreads + threadIdx.x;
+  if (channel >= int64_t(p.g.groups) * p.g.out_channels) return;
+  const BatchNormBuffers& bn = p.batch_norm;
+  const float var = load_value(bn.running_var, channel, bn.running_dtype);
+  const float weight = bn.weight != nullptr ? load_value(bn.weight, channel, bn.affine_dtype) : 1.f;
+  p.multipliers[channel] = weight / sqrtf(var + static_cast<float>(bn.eps));
+}
+
+}  // namespace
+
+Status prepare(const PrepareParams& params, void* stream) noexcept {
+  const Geometry& g = params.g;
+  int64_t blocks = 0;
+  if (params.packed != nullptr) blocks += int64_t(g.groups) * g.m_tiles * g.m_blocks * 64;
+  if (params.multipliers != nullptr) {
+    blocks += (int64_t(g.groups) * g.out_channels + kThreads - 1) / kThreads;
+  }
+  if (blocks == 0) return {};
+  return launch(&prepare_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream,
+                params);
+}
+
+}  // namespace cutfuse::conv::shift
