@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch.utils import deterministic as _deterministic
 
-from pycutfuse.config import set_fallback_policy
+from pycutfuse import config
 
 deterministic: Any = _deterministic  # its settings are properties that no stub knows
 
@@ -34,18 +34,54 @@ def matmul_precision(tf32: bool) -> Iterator[None]:
 
 
 @contextmanager
-def tf32() -> Iterator[None]:
-    """PyTorch's TF32 for matrix products and cuDNN convolutions."""
+def conv_precision(tf32: bool) -> Iterator[None]:
+    """Allow PyTorch TF32 for fp32 convolutions, or forbid it, whatever the user has set.
+
+    The old setting is written, which moves the new one: where they disagree, reading it raises.
+    """
     cudnn: Any = torch.backends.cudnn
-    backend = cudnn.conv if _has_new() else cudnn
-    name, value = ("fp32_precision", "tf32") if _has_new() else ("allow_tf32", True)
-    saved = getattr(backend, name)
-    with matmul_precision(True):
-        try:
-            setattr(backend, name, value)
-            yield
-        finally:
-            setattr(backend, name, saved)
+    saved = _legacy_allow_tf32()
+    new = [backend.fp32_precision for backend in _cudnn_backends()]
+    cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32 = saved
+        for backend, value in zip(_cudnn_backends(), new, strict=True):
+            backend.fp32_precision = value
+
+
+@contextmanager
+def fp32_precision(tf32: bool) -> Iterator[None]:
+    """`matmul_precision` and `conv_precision`."""
+    with matmul_precision(tf32), conv_precision(tf32):
+        yield
+
+
+def tf32() -> AbstractContextManager[None]:
+    """PyTorch's TF32 for matrix products and convolutions."""
+    return fp32_precision(True)
+
+
+def in_force() -> dict[str, str]:
+    """What PyTorch's flags of now make of fp32 operands: ``"ieee"`` or ``"tf32"``."""
+    return {"matmul": config.torch_tier(), "cudnn.conv": config.torch_conv_tier()}
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """PyTorch's own kernels in place of cuDNN's.
+
+    They convolve one image after the other by a matrix product: float64 at the tensor cores' rate,
+    and the workspace is that of one image.
+    """
+    cudnn: Any = torch.backends.cudnn
+    saved = cudnn.enabled
+    cudnn.enabled = False
+    try:
+        yield
+    finally:
+        cudnn.enabled = saved
 
 
 def _matmul_backends() -> list[Any]:
@@ -59,6 +95,19 @@ def _legacy_precision() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # only the new setting was written, and the old one disagrees
         return "highest"
+
+
+def _cudnn_backends() -> list[Any]:
+    """Whose new setting ``cudnn.allow_tf32`` writes; none in older torch."""
+    cudnn: Any = torch.backends.cudnn
+    return [cudnn.conv, cudnn.rnn] if _has_new() else []
+
+
+def _legacy_allow_tf32() -> bool:
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # only the new setting was written, and the old one disagrees
+        return True
 
 
 def _has_new() -> bool:
@@ -101,9 +150,9 @@ def poisoned_allocations() -> Iterator[None]:
 @contextmanager
 def quiet_fallback(quiet: bool) -> Iterator[None]:
     """Silence the fallback warning, if `quiet`, where the command has said so already."""
-    outer = set_fallback_policy("silent") if quiet else None
+    outer = config.set_fallback_policy("silent") if quiet else None
     try:
         yield
     finally:
         if outer is not None:
-            set_fallback_policy(outer)
+            config.set_fallback_policy(outer)

@@ -51,6 +51,42 @@ def test_matmul_precision_holds_whatever_the_user_has_set(inside, outside):
             matmul.fp32_precision = "none"
 
 
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("outside", [*SETTINGS, "disagreeing"])
+def test_conv_precision_holds_whatever_the_user_has_set(inside, outside):
+    cudnn = torch.backends.cudnn
+    if outside in ("new", "disagreeing") and "new" not in SETTINGS:
+        pytest.skip("this torch has one setting")
+    try:
+        if outside == "old":
+            cudnn.allow_tf32 = False
+        elif outside in ("new", "disagreeing"):
+            cudnn.conv.fp32_precision = "tf32" if outside == "new" else "ieee"
+        before = flags.describe_precision()
+        with flags.fp32_precision(inside):
+            assert cudnn.allow_tf32 is inside  # it raises where the settings disagree
+            tier = "tf32" if inside else "ieee"
+            assert config.resolve_conv_tier(config.DEFAULT) == tier
+            assert flags.in_force() == {"matmul": tier, "cudnn.conv": tier}
+        assert flags.describe_precision() == before
+        assert flags.in_force()["cudnn.conv"] == (
+            "ieee" if outside in ("old", "disagreeing") else "tf32"
+        )
+    finally:
+        cudnn.allow_tf32 = True
+
+
+def test_cudnn_is_back_after_an_error():
+    def fail():
+        with flags.without_cudnn():
+            assert not torch.backends.cudnn.enabled
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert torch.backends.cudnn.enabled
+
+
 def test_poison_fills_every_new_tensor_and_is_put_back():
     before = torch.are_deterministic_algorithms_enabled()
     with flags.poisoned_allocations():
