@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -13,132 +11,10 @@ from torch.nn import functional as F
 
 from pycutfuse import nn as fused_nn
 from pycutfuse import program as steps
-from pycutfuse.bench.floors import Work, chain_work
+from pycutfuse.bench.case import AnyCase, Case, ExecutorCase, ForcedCase, SizesCase, like
+from pycutfuse.bench.conv_cases import CONV_CASES
+from pycutfuse.bench.shapes import Shape
 from pycutfuse.program import Step
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A linear problem: `m` rows of `k` features to `n` features, and to `last` if that is set."""
-
-    m: int
-    k: int
-    n: int
-    last: int | None = None
-
-    def __str__(self) -> str:
-        return f"{self.m}x{'-'.join(map(str, self.sizes[1:]))}"
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Rows, then the features before, between and after the layers."""
-        return (self.m, self.k, self.n) + (() if self.last is None else (self.last,))
-
-    @property
-    def contractions(self) -> list[tuple[int, int, int]]:
-        """(m, n, k) of each layer."""
-        features = self.sizes[1:]
-        return [(self.m, n, k) for k, n in pairwise(features)]
-
-    def reduced(self, divisor: int = 32) -> Shape:
-        """The shape that the reference path runs at where there is no GPU."""
-        return Shape(*(max(2, size // divisor) for size in self.sizes))
-
-
-@dataclass(frozen=True)
-class Case:
-    """One benchmark case.
-
-    Attributes
-    ----------
-    name : str
-        Family, shape and mode, joined by dots; what ``--case`` matches.
-    shape : Shape
-    training : bool
-        Mode of both modules.
-    chain : str
-        What is computed, in words, for the report.
-    reference : callable
-        ``reference(shape)`` is the PyTorch chain, on the default device.
-    fused : callable
-        ``fused(reference)`` is its replacement, with equal parameters, buffers and mode.
-    reduces_rows : bool
-        The result has one element for each row.
-    """
-
-    name: str
-    shape: Shape
-    training: bool
-    chain: str
-    reference: Callable[[Shape], nn.Module]
-    fused: Callable[[nn.Module], nn.Module]
-    reduces_rows: bool = False
-
-    @property
-    def can_freeze(self) -> bool:
-        """Frozen weights are for inference only."""
-        return not self.training
-
-    def reduced(self) -> Case:
-        """This case at the size for the CPU."""
-        return replace(self, shape=self.shape.reduced())
-
-    def work(self, parameter_bytes: int, itemsize: int) -> Work:
-        """Bytes and operations of one call."""
-        outputs = self.shape.m * (1 if self.reduces_rows else self.shape.sizes[-1])
-        return chain_work(self.shape.contractions, outputs, parameter_bytes, itemsize)
-
-
-@dataclass(frozen=True)
-class ExecutorCase:
-    """What the interpreted program costs: a bias alone beside longer programs, same shape."""
-
-    name: str
-    shape: Shape
-    programs: tuple[Case, ...]
-
-    def reduced(self) -> ExecutorCase:
-        """This case at the size for the CPU."""
-        programs = tuple(case.reduced() for case in self.programs)
-        return replace(self, shape=self.shape.reduced(), programs=programs)
-
-
-@dataclass(frozen=True)
-class SizesCase:
-    """`count` random (M, N, K), each log-uniform between 1 and `largest`: bias and gelu.
-
-    `compiled` of them are also compared with torch.compile max-autotune.
-    """
-
-    name: str
-    count: int
-    largest: int
-    compiled: int
-    seed: int = 0
-
-    def reduced(self) -> SizesCase:
-        """This case at the size for the CPU."""
-        return replace(self, count=10, largest=256)
-
-    def quick(self) -> SizesCase:
-        """Fewer sizes, for a first look."""
-        return replace(self, count=self.count // 5)
-
-
-@dataclass(frozen=True)
-class ForcedCase:
-    """Every compiled ieee policy of an architecture, forced in turn on a linear layer."""
-
-    name: str
-    shape: Shape
-    arch: int
-
-    def reduced(self) -> ForcedCase:
-        """This case at the size for the CPU."""
-        return replace(self, shape=self.shape.reduced())
-
-
-AnyCase = Case | ExecutorCase | SizesCase | ForcedCase
 
 
 class LinearScaleBatchNorm(nn.Module):
@@ -201,13 +77,6 @@ def _fuse_logsumexp(reference: nn.Module) -> nn.Module:
         first.in_features, first.out_features, second.out_features
     )
     return like(reference, fused)
-
-
-def like(reference: nn.Module, fused: nn.Module) -> nn.Module:
-    """`fused` with the device, dtype, parameters, buffers and mode of `reference`."""
-    parameter = next(reference.parameters())
-    fused.to(parameter.device, parameter.dtype).load_state_dict(reference.state_dict())
-    return fused.train(reference.training)
 
 
 def _fuse_linear(program: Callable[[Tensor], Sequence[Step]]) -> Callable[[nn.Module], nn.Module]:
@@ -329,6 +198,7 @@ CASES: tuple[AnyCase, ...] = (
     *(_executor(shape) for shape in EXECUTOR),
     SizesCase("sizes", count=100, largest=16384, compiled=12),
     ForcedCase("sm80", FOUNDING[0], 80),
+    *CONV_CASES,
 )
 
 

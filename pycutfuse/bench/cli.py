@@ -39,8 +39,9 @@ def add_arguments(subparsers: Any) -> None:
         "--tier",
         choices=("ieee", "tf32", "fp16", "bf16", "all"),
         default="ieee",
-        help="dtype and flags, the same for PyTorch: ieee is fp32 at the default flags, tf32 is "
-        "fp32 with TF32 allowed, fp16 and bf16 are tensors of that dtype (default: ieee)",
+        help="dtype and flags, the same for PyTorch: ieee is fp32 with TF32 off, PyTorch's default "
+        "for matrix products; tf32 is fp32 with TF32 allowed, its default for convolutions; fp16 "
+        "and bf16 are tensors of that dtype (default: ieee)",
     )
     add("--list", action="store_true", help="name the cases and stop")
     add(

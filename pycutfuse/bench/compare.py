@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pycutfuse.bench.accuracy import Check, Errors, compare, reference_with_scale, tensors
-from pycutfuse.bench.flags import poisoned_allocations
+from pycutfuse.bench.flags import poisoned_allocations, without_cudnn
 from pycutfuse.bench.problem import describe
 
 DISTRIBUTIONS = ("rand", "randn", "lognormal")
@@ -61,6 +62,7 @@ def compare_models(
     training: bool,
     seed: int = 0,
     limit: float | None = None,
+    cudnn: bool = True,
 ) -> list[Check]:
     """Run `model`, `candidate` and a float64 copy of `model` on the same inputs and judge them.
 
@@ -75,6 +77,8 @@ def compare_models(
         Set before each forward, so that random steps agree.
     limit : float, optional
         Error that always passes; by default that of each result's dtype.
+    cudnn : bool
+        Whether cuDNN may convolve in float64. Its kernels may take any amount of workspace.
 
     Raises
     ------
@@ -84,7 +88,8 @@ def compare_models(
     exact = copy.deepcopy(model).double()
     for module in (model, candidate, exact):
         set_mode(module, training)
-    references, scales = _reference(exact, [_double(value) for value in inputs], seed)
+    with nullcontext() if cudnn else without_cudnn():
+        references, scales = _reference(exact, [_double(value) for value in inputs], seed)
     with torch.no_grad():
         torch.manual_seed(seed)
         theirs = tensors(model(*inputs))

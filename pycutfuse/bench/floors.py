@@ -23,7 +23,7 @@ class Work:
     bytes : int
         Inputs, parameters and output.
     flop : int
-        2·M·N·K of the contractions.
+        Two for each product of the contractions.
     """
 
     bytes: int
@@ -41,28 +41,6 @@ class Work:
         moving = self.bytes / COPY_BYTES_PER_S
         working = TIERS[tier].products * self.flop / FP16_FLOP_PER_S
         return (moving, "bytes") if moving >= working else (working, "work")
-
-
-def chain_work(
-    contractions: Sequence[tuple[int, int, int]],
-    outputs: int,
-    parameter_bytes: int,
-    itemsize: int = 4,
-) -> Work:
-    """Work of contractions (m, n, k), each fed by the one before it, and what is fused to them.
-
-    Only the first one's input, the `outputs` elements of the result and the parameters are moved.
-    """
-    rows, _, features = contractions[0]
-    return Work(
-        bytes=(rows * features + outputs) * itemsize + parameter_bytes,
-        flop=sum(2 * m * n * k for m, n, k in contractions),
-    )
-
-
-def linear_work(m: int, k: int, n: int, parameter_bytes: int, itemsize: int = 4) -> Work:
-    """Work of a (m, k) to (m, n) linear layer with pointwise steps or batch normalisation."""
-    return chain_work([(m, n, k)], m * n, parameter_bytes, itemsize)
 
 
 def planes_bytes(contractions: Sequence[tuple[int, int, int]], planes: int) -> int:

@@ -9,7 +9,8 @@ import torch
 
 from pycutfuse._loader import native
 from pycutfuse.bench import flags, timing, usage
-from pycutfuse.bench.cases import ForcedCase, plain_linear
+from pycutfuse.bench.case import ForcedCase
+from pycutfuse.bench.cases import plain_linear
 from pycutfuse.bench.problem import describe
 from pycutfuse.bench.results import EAGER, OURS, CaseResult
 from pycutfuse.bench.runner import (
@@ -56,8 +57,8 @@ def run_forced(case: ForcedCase, options: Options, device: torch.device) -> list
             found.append(_run(name, case, policy, options, device))
         except Exception as error:  # the other policies are still of interest
             failures = {OURS: describe(error)}
-            sizes = case.shape.sizes
-            found.append(CaseResult(name, "Linear", sizes, False, [], failures=failures))
+            shape = str(case.shape)
+            found.append(CaseResult(name, "Linear", shape, False, [], failures=failures))
         usage.release()
     return found
 
@@ -71,7 +72,7 @@ def _run(
     name: str, case: ForcedCase, policy: GemmPolicy, options: Options, device: torch.device
 ) -> CaseResult:
     linear = plain_linear(case.name, case.shape)
-    with flags.matmul_precision(options.at.tf32):
+    with flags.fp32_precision(options.at.tf32):
         with forced_policy(policy):
             result = replace(verified(linear, options, device, DATA), name=name)
         if not (result.passed and result.fused):

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from pycutfuse import nn as fused_nn
-from pycutfuse.bench.cases import LinearScaleBatchNorm, Shape, fuse_scale_batch_norm, like
+from pycutfuse.bench.case import like
+from pycutfuse.bench.cases import LinearScaleBatchNorm, fuse_scale_batch_norm
 from pycutfuse.bench.results import HostOverhead
+from pycutfuse.bench.shapes import Shape
 from pycutfuse.bench.statistics import percentile
 from pycutfuse.config import precision
 from pycutfuse.explaining import explain

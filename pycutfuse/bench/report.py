@@ -52,9 +52,10 @@ def _speaks(run: Run, cases: list[CaseResult]) -> bool:
 
 def _summaries(run: Run) -> list[Table]:
     found: list[Table] = []
-    if run.sizes:
-        order = list(TIERS)
-        found.append(make.sizes(sorted(run.sizes, key=lambda sizes: order.index(sizes.tier))))
+    order = list(TIERS)
+    for name in dict.fromkeys(sizes.name for sizes in run.sizes):
+        same = [sizes for sizes in run.sizes if sizes.name == name]
+        found.append(make.sizes(sorted(same, key=lambda sizes: order.index(sizes.tier))))
     if run.forced:
         found.append(make.forced(run.forced))
     if any(program.timings for result in run.executor for program in result.programs):

@@ -39,11 +39,12 @@ class Memory:
     eager: int
     ours: int
     planes: int
+    slack: float = 1.1
 
     @property
     def allowed(self) -> float:
-        """1.1 times eager's peak and the planes (DESIGN.md: both are shown)."""
-        return 1.1 * (self.resident + self.eager) + self.planes
+        """`slack` times eager's peak and the planes (DESIGN.md: both are shown)."""
+        return self.slack * (self.resident + self.eager) + self.planes
 
     @property
     def kept(self) -> bool:
@@ -56,12 +57,13 @@ class CaseResult:
     """Everything found about one case; `timings` is empty if it failed or no GPU ran it.
 
     `path` is that of `pycutfuse.bench.route.Route`; a case that is not ``"fused"`` is not timed.
-    `ran` says in words which kernel ran, or why PyTorch did.
+    `ran` says in words which kernel ran, or why PyTorch did. `fp32_precision` is what torch's flags
+    said while it was measured, see `pycutfuse.bench.flags.in_force`.
     """
 
     name: str
     chain: str
-    shape: tuple[int, ...]
+    shape: str
     training: bool
     checks: list[Check]
     tier: str = "ieee"
@@ -75,6 +77,7 @@ class CaseResult:
     floor_s: float = 0.0
     floor_kind: str = ""
     clocks: dict[str, float] | None = None
+    fp32_precision: dict[str, str] = field(default_factory=dict)
 
     @property
     def fused(self) -> bool:
@@ -138,9 +141,7 @@ class SizeResult:
     eager before a loser was timed once more, None where it was not. `failure` is what it raised.
     """
 
-    m: int
-    n: int
-    k: int
+    shape: str
     checks: list[Check]
     path: str = ""
     reason: str = ""
@@ -161,16 +162,17 @@ class SizeResult:
         return None if ours is None or theirs is None else theirs / ours
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}"
+        return self.shape
 
 
 @dataclass(frozen=True)
 class SizesResult:
-    """All random sizes at one tier."""
+    """All random sizes at one tier; `fp32_precision` as `CaseResult`'s."""
 
     name: str
     tier: str
     entries: list[SizeResult]
+    fp32_precision: dict[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -199,6 +201,16 @@ class SizesResult:
     def mean(self) -> float | None:
         """Geometric mean of `comparable`."""
         return geometric_mean(self.comparable) if self.comparable else None
+
+    @property
+    def mean_of_all(self) -> float | None:
+        """Geometric mean of all ratios to eager."""
+        return geometric_mean(self.ratios()) if self.ratios() else None
+
+    @property
+    def taken(self) -> int:
+        """Sizes that our kernels ran."""
+        return sum(entry.path == "fused" for entry in self.entries)
 
     def reasons(self) -> dict[str, int]:
         """Path and reason of the sizes that PyTorch ran for us, and how many there are."""

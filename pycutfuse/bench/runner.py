@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycutfuse.bench import flags, route, timing, usage
 from pycutfuse.bench.accuracy import Check
-from pycutfuse.bench.cases import Case, ExecutorCase, Shape
+from pycutfuse.bench.case import AnyShape, Case, ExecutorCase
 from pycutfuse.bench.compare import DISTRIBUTIONS, compare_models, draw, draw_weights
 from pycutfuse.bench.floors import planes_bytes
 from pycutfuse.bench.problem import describe
@@ -71,7 +73,7 @@ def progress(text: str) -> None:
 def run_case(case: Case, options: Options, device: torch.device) -> CaseResult:
     """Verify a case and, on a GPU and if every check passes on our kernels, time it."""
     progress(f"  {case.chain}, {case.shape}")
-    with flags.matmul_precision(options.at.tf32):
+    with flags.fp32_precision(options.at.tf32):
         result = verified(case, options, device)
         if device.type != "cuda" or not result.passed:
             return result
@@ -105,6 +107,7 @@ def _timed(case: Case, result: CaseResult, options: Options, device: torch.devic
             eager=usage.peak_bytes(calls[EAGER]),
             ours=usage.peak_bytes(calls[OURS]),
             planes=planes_bytes(case.shape.contractions, options.at.planes),
+            slack=case.memory_slack,
         ),
         clocks=usage.clocks_under_load(calls[OURS], timings[OURS].seconds.median),
     )
@@ -115,7 +118,7 @@ def _timed(case: Case, result: CaseResult, options: Options, device: torch.devic
 
 def run_executor(case: ExecutorCase, options: Options, device: torch.device) -> ExecutorResult:
     """Verify programs of several lengths and, on a GPU, time those that pass side by side."""
-    with flags.matmul_precision(options.at.tf32):
+    with flags.fp32_precision(options.at.tf32):
         results = []
         for program in case.programs:
             progress(f"  {program.name}")
@@ -171,7 +174,7 @@ def verified(
         name=case.name,
         tier=options.tier,
         chain=case.chain,
-        shape=case.shape.sizes,
+        shape=str(case.shape),
         training=case.training,
         checks=checks,
         path=ran.path,
@@ -180,6 +183,7 @@ def verified(
         flop=work.flop,
         floor_s=seconds,
         floor_kind=kind,
+        fp32_precision=flags.in_force(),
     )
 
 
@@ -190,8 +194,7 @@ def _verify(case: Case, data: str, options: Options, device: torch.device) -> li
     if data in DISTRIBUTIONS:
         distribution = data
         draw_weights(reference, distribution, generator)
-    like = torch.empty(0, device=device, dtype=options.at.dtype)
-    x = draw(distribution, (case.shape.m, case.shape.k), like, generator)
+    x = draw_input(case.shape, distribution, options.at, generator)
     candidates = {"": case.fused(reference)}
     if case.can_freeze and device.type == "cuda":
         frozen = case.fused(reference)
@@ -199,6 +202,8 @@ def _verify(case: Case, data: str, options: Options, device: torch.device) -> li
         if holds_planes(frozen):
             candidates["frozen, "] = frozen
     checks: list[Check] = []
+    # The whole batch in float64, as a chain of convolution and batch norm holds up to 13 results at
+    # once: 13 GB for the largest case, counted by a dispatch mode on the CPU.
     for prefix, candidate in candidates.items():
         checks += compare_models(
             reference,
@@ -208,8 +213,17 @@ def _verify(case: Case, data: str, options: Options, device: torch.device) -> li
             training=case.training,
             seed=SEED,
             limit=options.at.limit,
+            cudnn=False,
         )
     return checks
+
+
+def draw_input(
+    shape: AnyShape, distribution: str, tier: Tier, generator: torch.Generator
+) -> Tensor:
+    """One input of a case, on the device of `generator`."""
+    like = torch.empty(0, device=generator.device, dtype=tier.dtype)
+    return shape.laid_out(draw(distribution, shape.input_size, like, generator))
 
 
 def holds_planes(module: nn.Module) -> bool:
@@ -223,7 +237,7 @@ def make_reference(case: Case, tier: Tier, device: torch.device) -> nn.Module:
     with device:
         reference = case.reference(case.shape)
     for module in reference.modules():
-        if isinstance(module, nn.BatchNorm1d) and module.running_var is not None:
+        if isinstance(module, _BatchNorm) and module.running_var is not None:
             assert module.running_mean is not None
             module.running_mean.normal_(0.0, 0.1)
             module.running_var.uniform_(0.5, 1.5)
@@ -231,14 +245,17 @@ def make_reference(case: Case, tier: Tier, device: torch.device) -> nn.Module:
 
 
 def make_inputs(
-    shape: Shape, tier: Tier, device: torch.device, count: int | None = None
+    shape: AnyShape, tier: Tier, device: torch.device, count: int | None = None
 ) -> list[tuple[Tensor]]:
     """Input sets; by default as many as rotating needs."""
     if count is None:
-        count = timing.sets_needed(tier.itemsize * shape.m * shape.k)
+        count = timing.sets_needed(tier.itemsize * math.prod(shape.input_size))
     torch.manual_seed(SEED)
-    size = (shape.m, shape.k)
-    return [(torch.rand(size, device=device, dtype=tier.dtype),) for _ in range(count)]
+
+    def make() -> Tensor:
+        return shape.laid_out(torch.rand(shape.input_size, device=device, dtype=tier.dtype))
+
+    return [(make(),) for _ in range(count)]
 
 
 def _variants(

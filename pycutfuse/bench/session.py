@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from pycutfuse.bench import environment, forced, runner, sizes
-from pycutfuse.bench.cases import AnyCase, ExecutorCase, ForcedCase, SizesCase, runs_at
+from pycutfuse.bench.case import AnyCase, ExecutorCase, ForcedCase, SizesCase
+from pycutfuse.bench.cases import runs_at
 from pycutfuse.bench.host import host_overhead
 from pycutfuse.bench.results import CaseResult, ExecutorResult, Run, SizesResult
 from pycutfuse.bench.runner import Options, progress
@@ -104,7 +105,7 @@ def _add(run: Run, case: AnyCase, options: Options, device: torch.device) -> Non
             run.sizes.append(SizesResult(case.name, options.tier, []))
             return
         broken = CaseResult(
-            case.name, "", case.shape.sizes, False, [], options.tier, failures={"case": reason}
+            case.name, "", str(case.shape), False, [], options.tier, failures={"case": reason}
         )
         if isinstance(case, ForcedCase):
             run.forced.append(broken)

@@ -1,4 +1,4 @@
-"""Random sizes of one linear layer with bias and gelu, beside eager PyTorch."""
+"""Random sizes beside eager PyTorch: of linear layers with gelu, and of convolutions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pycutfuse.bench import flags, replay, route, timing, usage
-from pycutfuse.bench.cases import SizesCase, at_shape
-from pycutfuse.bench.compare import DISTRIBUTIONS, compare_models, draw, draw_weights
-from pycutfuse.bench.floors import linear_work
+from pycutfuse.bench.case import Case, SizesCase
+from pycutfuse.bench.cases import at_shape
+from pycutfuse.bench.compare import DISTRIBUTIONS, compare_models, draw_weights
+from pycutfuse.bench.conv_cases import conv2d, random_convolutions
 from pycutfuse.bench.problem import describe
 from pycutfuse.bench.results import (
     COMPILE_TUNED,
@@ -27,7 +28,8 @@ from pycutfuse.bench.results import (
     SizeResult,
     SizesResult,
 )
-from pycutfuse.bench.runner import TUNED, Options, make_reference, progress
+from pycutfuse.bench.runner import TUNED, Options, draw_input, make_reference, progress
+from pycutfuse.bench.shapes import Shape
 from pycutfuse.bench.timing import Settings
 
 MAX_SETS = 8
@@ -55,48 +57,59 @@ def random_sizes(case: SizesCase) -> list[tuple[int, int, int]]:
     return [(draw_one(), draw_one(), draw_one()) for _ in range(case.count)]
 
 
+def problems(case: SizesCase) -> list[Case]:
+    """The problems of a case, in order."""
+    if case.family == "conv2d":
+        return [conv2d(str(shape), shape) for shape in random_convolutions(case)]
+    return [at_shape(*size) for size in random_sizes(case)]
+
+
 def run_sizes(case: SizesCase, options: Options, device: torch.device) -> SizesResult:
     """Verify every size and, on a GPU, time those that pass; losers are timed once more."""
     entries: list[SizeResult] = []
     begin = time.perf_counter()
-    with flags.matmul_precision(options.at.tf32):
-        for index, size in enumerate(random_sizes(case)):
+    with flags.fp32_precision(options.at.tf32):
+        in_force = flags.in_force()
+        for index, problem in enumerate(problems(case)):
             tuned = options.compile and options.tuned and index < case.compiled
             try:
-                entry = _run(size, DISTRIBUTIONS[index % 3], tuned, options, device)
+                entry = _run(problem, DISTRIBUTIONS[index % 3], tuned, options, device)
             except Exception as error:  # the other sizes are still of interest
-                m, n, k = size
-                entry = SizeResult(m, n, k, [], failure=describe(error))
+                entry = SizeResult(_named(problem), [], failure=describe(error))
             entries.append(entry)
             progress(f"  [{index + 1}/{case.count}] {_line(entry)}")
     progress(f"  {case.count} sizes in {time.perf_counter() - begin:.0f} s")
     usage.release()
-    return SizesResult(case.name, options.tier, entries)
+    return SizesResult(case.name, options.tier, entries, in_force)
 
 
 def _run(
-    size: tuple[int, int, int],
+    case: Case,
     distribution: str,
     tuned: bool,
     options: Options,
     device: torch.device,
 ) -> SizeResult:
-    m, n, k = size
     tier = options.at
-    case = at_shape(m, n, k)
     reference = make_reference(case, tier, device)
     generator = torch.Generator(device).manual_seed(0)
     draw_weights(reference, distribution, generator)
-    like = torch.empty(0, device=device, dtype=tier.dtype)
-    x = draw(distribution, (m, k), like, generator)
+    x = draw_input(case.shape, distribution, tier, generator)
     fused = case.fused(reference)
-    work = linear_work(m, k, n, (n * k + n) * tier.itemsize, tier.itemsize)
+    work = case.work(usage.tensor_bytes(reference.parameters()), tier.itemsize)
     with flags.quiet_fallback(device.type == "cpu"):
         checks = compare_models(
-            reference, fused, [x], label=distribution, training=False, limit=tier.limit
+            reference,
+            fused,
+            [x],
+            label=distribution,
+            training=False,
+            limit=tier.limit,
+            cudnn=False,
         )
         ran = route.observe(fused, [x])
-    result = SizeResult(m, n, k, checks, ran.path, ran.reason, work.floor(options.tier)[0])
+    floor_s = work.floor(options.tier)[0]
+    result = SizeResult(_named(case), checks, ran.path, ran.reason, floor_s)
     if device.type == "cuda" and result.passed:
         result = _timed(result, reference, x, case.fused, tuned)
     del reference, fused, x
@@ -112,8 +125,7 @@ def _timed(
     fuse: Callable[[nn.Module], nn.Module],
     tuned: bool,
 ) -> SizeResult:
-    linear: Any = reference.linear
-    held = usage.tensor_bytes([linear.weight, x])
+    held = usage.tensor_bytes([*reference.parameters(), x])
     # Weights rotate as well: they are the larger part where M is small.
     sets = min(MAX_SETS, timing.sets_needed(held, at_least=1))
     models = [reference, *(copy.deepcopy(reference) for _ in range(sets - 1))]
@@ -153,6 +165,13 @@ def _compiled(models: list[nn.Module], inputs: list[Tensor]) -> Callable[[], obj
     linears: list[Any] = [model.linear for model in models]
     triples = [(x, one.weight, one.bias) for x, one in zip(inputs, linears, strict=True)]
     return timing.rotating(function, triples)
+
+
+def _named(case: Case) -> str:
+    """Sizes of a problem: M, N and K in this order, or as `ConvShape` writes them."""
+    if isinstance(case.shape, Shape):
+        return f"{case.shape.m}x{case.shape.n}x{case.shape.k}"
+    return str(case.shape)
 
 
 def _line(entry: SizeResult) -> str:

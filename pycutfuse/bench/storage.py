@@ -14,8 +14,9 @@ from pycutfuse.bench.accuracy import Check, Errors
 from pycutfuse.bench.statistics import Summary
 from pycutfuse.bench.timing import Timing
 
-FORMAT = 3
-"""3: host times of several modules; 2 had Linear's. 2: every case names its tier; 1 had one."""
+FORMAT = 4
+"""4: shapes are text and results name torch's flags; 3 had numbers. 3: host times of several
+modules; 2 had Linear's. 2: every case names its tier; 1 had one."""
 
 
 def to_json(run: results.Run) -> str:
@@ -36,9 +37,11 @@ def to_json(run: results.Run) -> str:
             "passed": sizes.passed,
             "worst": min(sizes.ratios(), default=None),
             "losers": [str(entry) for entry in sizes.losers],
+            "mean_of_all": sizes.mean_of_all,
             "mean": sizes.mean,
             "mean_count": len(sizes.comparable),
             "worst_compile": min(sizes.ratios(results.COMPILE_TUNED), default=None),
+            "taken": sizes.taken,
             "not_fused": sizes.reasons(),
         }
         for entry, size in zip(item["entries"], sizes.entries, strict=True):
@@ -79,6 +82,8 @@ def from_json(text: str) -> results.Run:
             data = _from_format_1(data)
         if data["format"] == 2:
             data = _from_format_2(data)
+        if data["format"] == 3:
+            data = _from_format_3(data)
         if data["format"] != FORMAT:
             raise ValueError(
                 f"format {data['format']!r}; this version reads 1 to {FORMAT}: measure again with "
@@ -93,7 +98,9 @@ def from_json(text: str) -> results.Run:
                 for item in data["executor"]
             ],
             sizes=[
-                results.SizesResult(item["name"], item["tier"], [_size(e) for e in item["entries"]])
+                results.SizesResult(
+                    **{**_stored(item), "entries": [_size(entry) for entry in item["entries"]]}
+                )
                 for item in data["sizes"]
             ],
             forced=[_case(item) for item in data["forced"]],
@@ -140,7 +147,29 @@ def _from_format_1(data: dict[str, Any]) -> dict[str, Any]:
 
 def _from_format_2(data: dict[str, Any]) -> dict[str, Any]:
     host = [] if data["host"] is None else [data["host"]]
-    return {**data, "format": FORMAT, "host": host}
+    return {**data, "format": 3, "host": host}
+
+
+def _from_format_3(data: dict[str, Any]) -> dict[str, Any]:
+    def upgraded(case: dict[str, Any]) -> dict[str, Any]:
+        first, *others = case["shape"]
+        return {**case, "shape": f"{first}x{'-'.join(map(str, others))}"}
+
+    def upgraded_size(entry: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: value for name, value in entry.items() if name not in ("m", "n", "k")}
+        return {**kept, "shape": f"{entry['m']}x{entry['n']}x{entry['k']}"}
+
+    executor = [
+        {**item, "programs": [upgraded(program) for program in item["programs"]]}
+        for item in data["executor"]
+    ]
+    sizes = [
+        {**item, "entries": [upgraded_size(entry) for entry in item["entries"]]}
+        for item in data["sizes"]
+    ]
+    cases, forced = ([upgraded(case) for case in data[name]] for name in ("cases", "forced"))
+    new = {"cases": cases, "executor": executor, "sizes": sizes, "forced": forced}
+    return {**data, **new, "format": 4}
 
 
 def _stored(data: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +184,6 @@ def _case(data: dict[str, Any]) -> results.CaseResult:
     }
     known = {
         **_stored(data),
-        "shape": tuple(data["shape"]),
         "checks": _checks(data["checks"]),
         "timings": timings,
         "memory": None if memory is None else results.Memory(**memory),

@@ -24,6 +24,12 @@ from pycutfuse.bench.tiers import TIERS
 
 NOTHING = "-"
 
+SIZES = {
+    "sizes": ("Random (M, N, K), log-uniform", "Linear, gelu"),
+    "conv_sizes": ("Random convolutions, NCHW", "Conv2d"),
+}
+"""Title and chain of each case of random sizes, by name."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -137,28 +143,27 @@ def rates(tier: str, cases: Sequence[CaseResult]) -> Table:
 
 def accuracy(title: str, cases: Sequence[CaseResult]) -> Table:
     """Errors of the worst check of each case."""
-    columns = ["case", "MxK->N", "checks", "error", "PyTorch's", "worst of allowed", "verified"]
+    columns = ["case", "shape", "checks", "error", "PyTorch's", "worst of allowed", "verified"]
     rows = []
     for case in cases:
-        features = "->".join(map(str, case.shape[1:]))
-        row = [case.name, f"{case.shape[0]}x{features}", str(len(case.checks)), *_errors(case)]
+        row = [case.name, case.shape, str(len(case.checks)), *_errors(case)]
         rows.append([*row, f"{case.error_ratio:.2f}", "passed" if case.passed else "FAILED"])
     return Table(f"{title} (relative Frobenius error of the worst check)", columns, rows)
 
 
 def sizes(results: Sequence[SizesResult]) -> Table:
-    """One row for each tier; without ratios where nothing was timed."""
+    """One row for each tier of one case; without ratios where nothing was timed."""
     timed = any(result.ratios() for result in results)
-    columns = ["random sizes, bias and gelu", "sizes", "verified"]
+    title, chain = SIZES.get(results[0].name, (results[0].name, ""))
+    columns = [chain, "sizes", "verified"]
     if timed:
-        columns += ["slowest to eager", f"below {NO_SLOWER}x", "mean, floor above 20 µs"]
-        columns += ["left to PyTorch", "slowest to max-autotune"]
+        columns += ["taken", "slowest to eager", f"below {NO_SLOWER}x", "mean"]
+        columns += ["mean, floor above 20 µs", "slowest to max-autotune"]
     rows = []
     for result in results:
         row = [result.tier, str(len(result.entries))]
         row.append(str(sum(entry.passed for entry in result.entries)))
         rows.append(row + (_ratios(result) if timed else []))
-    title = "Random (M, N, K), log-uniform"
     return Table(f"{title}: GPU time by graph replay" if timed else title, columns, rows)
 
 
@@ -167,10 +172,11 @@ def _ratios(result: SizesResult) -> list[str]:
     mean = f"{factor(result.mean)} of {len(result.comparable)}"
     slowest = f"{factor(min(compiled, default=None))} of {len(compiled)}"
     return [
+        str(result.taken),
         factor(min(ratios, default=None)),
         str(len(result.losers)) if ratios else NOTHING,
+        factor(result.mean_of_all),
         mean if result.mean is not None else NOTHING,
-        str(sum(result.reasons().values())),
         slowest if compiled else NOTHING,
     ]
 

@@ -17,7 +17,8 @@ class Tier:
     dtype : torch.dtype
         Of the model and its inputs.
     tf32 : bool
-        Whether torch's flags allow TF32 for fp32 matrix products.
+        Whether torch's flags allow TF32 for fp32 matrix products and convolutions. By default
+        they do for convolutions only.
     products : int
         fp16 tensor-core products that one product costs.
     planes : int
@@ -42,9 +43,10 @@ class Tier:
         return self.dtype.itemsize
 
 
+_FP32 = "fp32 tensors, TF32 "
 _ALL = (
-    Tier("ieee", torch.float32, False, 3, 2, 2.0**-22, "fp32 tensors, PyTorch's default flags"),
-    Tier("tf32", torch.float32, True, 1, 1, 2.0**-10, "fp32 tensors, TF32 allowed for everybody"),
+    Tier("ieee", torch.float32, False, 3, 2, 2.0**-22, _FP32 + "off (default of matrix products)"),
+    Tier("tf32", torch.float32, True, 1, 1, 2.0**-10, _FP32 + "allowed (default of convolutions)"),
     Tier("fp16", torch.float16, False, 1, 0, 2.0**-11, "model and inputs in float16"),
     Tier("bf16", torch.bfloat16, False, 1, 0, 2.0**-8, "model and inputs in bfloat16"),
 )

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from pycutfuse.bench import cases, route, runner
-from pycutfuse.bench.cases import CASES, Case, ExecutorCase, ForcedCase, Shape, SizesCase
-from pycutfuse.bench.floors import chain_work, linear_work, planes_bytes
+from pycutfuse.bench.case import Case, ExecutorCase, ForcedCase, SizesCase
+from pycutfuse.bench.cases import CASES
+from pycutfuse.bench.floors import planes_bytes
 from pycutfuse.bench.results import CaseResult
 from pycutfuse.bench.runner import Options, run_case, run_executor
+from pycutfuse.bench.shapes import Shape
 
-SINGLE = [case for case in CASES if isinstance(case, Case)]
+SINGLE = [case for case in CASES if isinstance(case, Case) and isinstance(case.shape, Shape)]
 PROGRAMS = [
     *SINGLE,
     *(program for case in CASES if isinstance(case, ExecutorCase) for program in case.programs),
@@ -52,7 +54,7 @@ def test_selection_by_pattern():
         "executor.1024x8192-8192",
     ]
     with pytest.raises(ValueError, match="no such case"):
-        cases.select(["linear_gelu*", "conv2d"])
+        cases.select(["linear_gelu*", "conv9d"])
 
 
 @pytest.mark.parametrize("case", PROGRAMS, ids=lambda case: case.name)
@@ -126,7 +128,7 @@ def test_what_failed_or_pytorch_ran_is_not_timed(passed, path, monkeypatch):
 
 
 def test_what_passed_on_our_kernels_is_timed(monkeypatch):
-    found = CaseResult("a", "b", (1, 2, 3), False, [])
+    found = CaseResult("a", "b", "1x2-3", False, [])
     checks = run_case(SINGLE[0].reduced(), Options(), CPU).checks
     found = replace(found, checks=checks, path=route.FUSED)
     monkeypatch.setattr(runner, "verified", lambda *_: found)
@@ -135,19 +137,18 @@ def test_what_passed_on_our_kernels_is_timed(monkeypatch):
 
 
 def test_floors_are_those_of_performance_md():
-    big = linear_work(16384, 4096, 4096, 4 * 4096 * 4096)
+    big = cases.at_shape(16384, 4096, 4096).work(4 * 4096 * 4096, 4)
     assert big.floor("ieee") == (pytest.approx(2.356e-3, rel=1e-3), "work")
     assert big.floor("tf32") == (pytest.approx(2.356e-3 / 3, rel=1e-3), "work")
-    thin = linear_work(16384, 64, 4096, 4 * 64 * 4096)
+    thin = cases.at_shape(16384, 4096, 64).work(4 * 64 * 4096, 4)
     seconds, kind = thin.floor("ieee")
     assert kind == "bytes"
     assert seconds == pytest.approx(4 * (16384 * 64 + 16384 * 4096 + 64 * 4096) / 4.3e12)
-    two = cases.LOGSUMEXP
     parameters = 4 * (2048 * 4096 + 4096 + 4096 * 1024 + 1024)
-    work = chain_work(two.contractions, two.m, parameters)
+    assert SINGLE[4].shape == cases.LOGSUMEXP
+    work = SINGLE[4].work(parameters, 4)
     assert work.floor("ieee") == (pytest.approx(1.77e-3, rel=2e-3), "work")
     assert work.bytes == 4 * (16384 * 2048 + 16384) + parameters
-    assert SINGLE[4].work(parameters, 4) == work
 
 
 def test_planes_are_those_that_the_split_makes():

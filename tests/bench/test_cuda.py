@@ -1,15 +1,17 @@
 """On a GPU: times are plausible, cases are timed by every variant, overhead is measured."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from pycutfuse.bench import cases, environment, timing
-from pycutfuse.bench.cases import Case, ExecutorCase, Shape, SizesCase
+from pycutfuse.bench import cases, environment, timing, usage
+from pycutfuse.bench.case import Case, ExecutorCase, SizesCase
 from pycutfuse.bench.host import host_overhead
 from pycutfuse.bench.results import EAGER, EAGER_TF32, FROZEN, OURS
-from pycutfuse.bench.runner import Options, run_case, run_executor
+from pycutfuse.bench.runner import Options, run_case, run_executor, verified
+from pycutfuse.bench.shapes import Shape
 from pycutfuse.bench.sizes import run_sizes
 from pycutfuse.bench.timing import Settings
 
@@ -40,7 +42,7 @@ def test_a_case_is_timed_by_every_variant_of_its_mode(mode):
     assert set(result.timings) == expected
     assert result.memory is not None
     assert result.memory.ours > 0
-    assert result.memory.eager >= 4 * result.shape[0] * result.shape[2]
+    assert result.memory.eager >= 4 * 2048 * 512
 
 
 def test_programs_are_timed_side_by_side():
@@ -68,6 +70,39 @@ def test_random_sizes_are_timed_by_graph_replay():
     found = run_sizes(case, QUICK, torch.device("cuda"))
     assert found.passed, found
     assert len(found.ratios()) == 6
+    assert {entry.regime for entry in found.entries} == {"graph replay"}
+
+
+@pytest.mark.parametrize("tier", ["tf32", "ieee"])
+@pytest.mark.parametrize(
+    "name", ["conv2d", "conv_transpose2d", "conv2d_batch_norm_scale_train_channels_last"]
+)
+def test_a_convolution_is_timed_by_every_variant(name, tier):
+    (case,) = cases.select([name])
+    shape = replace(case.shape, batch=4)
+    options = replace(QUICK, tier=tier)
+    result = run_case(replace(case, shape=shape), options, torch.device("cuda"))
+    assert result.passed, [check for check in result.checks if not check.passed]
+    assert result.fp32_precision == {"matmul": tier, "cudnn.conv": tier}
+    if result.fused:
+        expected = {EAGER, OURS} | ({EAGER_TF32} if tier == "ieee" else set())
+        assert set(result.timings) == expected | (set() if case.training else {FROZEN})
+        assert result.memory.eager >= 4 * math.prod(shape.output_size)
+
+
+def test_verifying_the_largest_case_holds_no_more_than_40_gigabytes():
+    (case,) = cases.select(["conv2d_batch_norm_scale_train"])
+    usage.release()
+    torch.cuda.reset_peak_memory_stats()
+    verified(case, QUICK, torch.device("cuda"), ["rand"])
+    assert torch.cuda.max_memory_reserved() < 40e9
+
+
+def test_random_convolutions_are_timed_by_graph_replay():
+    (case,) = cases.select(["conv_sizes"])
+    found = run_sizes(replace(case, count=4, largest=2**22), QUICK, torch.device("cuda"))
+    assert found.passed, found
+    assert len(found.ratios()) == 4
     assert {entry.regime for entry in found.entries} == {"graph replay"}
 
 

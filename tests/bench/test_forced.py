@@ -7,8 +7,9 @@ import torch
 
 from pycutfuse._loader import Native
 from pycutfuse.bench import forced
-from pycutfuse.bench.cases import ForcedCase, Shape
+from pycutfuse.bench.case import ForcedCase
 from pycutfuse.bench.runner import Options
+from pycutfuse.bench.shapes import Shape
 
 CASE = ForcedCase("sm80", Shape(8, 8, 8), 80)
 CUDA = torch.device("cuda")

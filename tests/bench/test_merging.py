@@ -23,7 +23,7 @@ HOST = HostOverhead(1e-6, 2e-6, 3e-6, 4e-6, 5e-6, "sm90")
 
 
 def _case(name, tier="ieee", chain="old"):
-    return CaseResult(name, chain, (1, 2, 3), False, [], tier)
+    return CaseResult(name, chain, "1x2-3", False, [], tier)
 
 
 def _run(*cases, **parts):

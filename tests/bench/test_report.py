@@ -52,7 +52,7 @@ def _case(**changes):
         chain="Linear",
         path="fused",
         ran="linear: fused (ieee)",
-        shape=(16384, 4096, 4096),
+        shape="16384x4096-4096",
         training=False,
         checks=[_check()],
         timings={
@@ -90,7 +90,7 @@ def _run(*cases, **changes):
 
 def _size(ratio, **changes):
     times = {EAGER: ratio * 1e-3, OURS: 1e-3}
-    return replace(SizeResult(100, 200, 300, [_check()], "fused", "", 1e-4, times), **changes)
+    return replace(SizeResult("100x200x300", [_check()], "fused", "", 1e-4, times), **changes)
 
 
 def test_ratio_is_to_the_best_baseline_at_default_flags_and_not_to_tf32():
@@ -166,18 +166,31 @@ def test_every_tier_has_its_table_and_its_own_columns():
 
 def test_sizes_are_summarised_and_losers_are_named():
     left = _size(1.0, path="hand-over", reason="faster there", floor_s=1e-6)
-    loser = _size(0.9, m=7, first_ratio=0.8)
+    loser = _size(0.9, shape="7x200x300", first_ratio=0.8)
     run = _run(sizes=[SizesResult("sizes", "ieee", [_size(4.0), _size(1.0), left, loser])])
     assert run.passed
     markdown = report.markdown(run)
-    assert "| ieee | 4 | 4 | 0.90x | 1 | 1.53x of 3 | 1 | - |" in markdown
+    assert "| ieee | 4 | 4 | 3 | 0.90x | 1 | 1.38x | 1.53x of 3 | - |" in markdown
     assert "sizes (ieee): 7x200x300 below eager: 0.90x (at first 0.80x), fused" in markdown
     assert "sizes (ieee): 1 hand-over: faster there" in markdown
 
 
+def test_each_family_of_random_sizes_has_its_table():
+    linear = [SizesResult("sizes", tier, [_size(2.0)]) for tier in ("tf32", "ieee")]
+    conv = SizesResult("conv_sizes", "tf32", [_size(3.0, shape="8x3x7x7-96k3s1p0")])
+    found = report.readme_tables(_run(sizes=[*linear, conv]))
+    titles = {
+        table.title: [row[0] for row in table.rows] for table in found if "Rand" in table.title
+    }
+    assert titles == {
+        "Random (M, N, K), log-uniform: GPU time by graph replay": ["ieee", "tf32"],
+        "Random convolutions, NCHW: GPU time by graph replay": ["tf32"],
+    }
+
+
 def test_a_size_that_fails_fails_the_run_and_is_named():
     wrong = _size(4.0, checks=[_check(1e-5)], times={})
-    broken = _size(4.0, m=7, checks=[], times={}, failure="RuntimeError: launch")
+    broken = _size(4.0, shape="7x200x300", checks=[], times={}, failure="RuntimeError: launch")
     run = _run(sizes=[SizesResult("sizes", "bf16", [_size(2.0), wrong, broken])])
     text = report.text(run)
     assert "FAILED sizes (bf16): 100x200x300: 25.00 of the allowed error" in text

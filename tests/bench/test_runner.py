@@ -1,5 +1,6 @@
 """The way from a verified case to its figures, on a pretended GPU: calls run on the CPU."""
 
+import math
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from pycutfuse.bench import forced, replay, route, runner, sizes, timing, usage
-from pycutfuse.bench.cases import CASES, ExecutorCase, ForcedCase, Shape, SizesCase, select
+from pycutfuse.bench.case import ExecutorCase, ForcedCase, SizesCase
+from pycutfuse.bench.cases import CASES, select
 from pycutfuse.bench.results import (
     COMPILE,
     COMPILE_TUNED,
@@ -19,10 +21,13 @@ from pycutfuse.bench.results import (
 )
 from pycutfuse.bench.route import Route
 from pycutfuse.bench.runner import Options
+from pycutfuse.bench.shapes import ConvShape, Shape
 from pycutfuse.bench.tiers import TIERS
 from pycutfuse.bench.timing import Settings
 
 CPU = torch.device("cpu")
+PATTERNS = ["*.1024x8192-8192.train", "linear_sigmoid*", "*gelu.2048*"]
+PATTERNS += ["conv_transpose2d", "conv2d_batch_norm_scale_train_channels_last"]
 SHORT = Settings(slice_s=0.0, rounds=1)
 pytestmark = pytest.mark.filterwarnings("ignore::pycutfuse.FallbackWarning")
 
@@ -70,6 +75,8 @@ def gpu(monkeypatch):
 
 def _small(pattern):
     (case,) = select([pattern])
+    if isinstance(case.shape, ConvShape):
+        return replace(case, shape=replace(case.shape, batch=1, height=12, width=13))
     return replace(case, shape=Shape(*(8 + i for i in range(len(case.shape.sizes)))))
 
 
@@ -79,7 +86,7 @@ def _timed(case, **options):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("pattern", ["*.1024x8192-8192.train", "linear_sigmoid*", "*gelu.2048*"])
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_columns_of_a_tier(gpu, tier, pattern):
     case = _small(pattern)
     result = _timed(case, tier=tier)
@@ -88,8 +95,9 @@ def test_columns_of_a_tier(gpu, tier, pattern):
     assert result.failures == {}
     assert result.clocks == {"sm_mhz": 1.0}
     planes = TIERS[tier].planes
-    assert (result.memory.planes > 0) is (planes > 0)
-    assert result.memory.resident > case.shape.m * case.shape.k * TIERS[tier].itemsize
+    assert (result.memory.planes > 0) is (planes > 0 and isinstance(case.shape, Shape))
+    assert result.memory.slack == case.memory_slack
+    assert result.memory.resident > math.prod(case.shape.input_size) * TIERS[tier].itemsize
 
 
 @pytest.mark.parametrize(
@@ -101,19 +109,21 @@ def test_what_is_not_compiled_has_no_column(gpu, options, columns):
     assert set(result.timings) == {EAGER, OURS} | columns
 
 
-def test_every_variant_runs_at_the_flags_of_its_tier(gpu, monkeypatch):
-    case = _small("linear_gelu.2048*")
+@pytest.mark.parametrize("pattern", ["linear_gelu.2048*", "conv2d"])
+def test_every_variant_runs_at_the_flags_of_its_tier(gpu, monkeypatch, pattern):
+    case = _small(pattern)
     seen = []
 
     def sample(call, slice_s):
-        seen.append(torch.get_float32_matmul_precision())
+        flags = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        seen.append({("high", True): "tf32", ("highest", False): "ieee"}[flags])
         return [1.0], "fake"
 
     monkeypatch.setattr(timing, "sample_cuda", sample)
     monkeypatch.setattr(runner, "verified", lambda *_: SimpleNamespace(passed=True, fused=True))
     monkeypatch.setattr(runner, "replace", lambda result, **changes: changes)
-    monkeypatch.setattr(runner, "make_inputs", lambda *_: [(torch.rand(8, 9),)])
-    for tier, expected in (("tf32", ["high"] * 2), ("ieee", ["highest", "high", "highest"])):
+    monkeypatch.setattr(runner, "make_inputs", lambda *_: [(torch.rand(case.shape.input_size),)])
+    for tier, expected in (("tf32", ["tf32"] * 2), ("ieee", ["ieee", "tf32", "ieee"])):
         seen.clear()
         device = SimpleNamespace(type="cuda")
         monkeypatch.setattr(runner, "make_reference", lambda *_: case.reference(case.shape).eval())
@@ -169,12 +179,14 @@ def test_forced_policies_are_timed_with_the_policy_in_place(gpu, monkeypatch):
     assert entered.count("policy") == 3  # verified, warm, timed
 
 
-def test_random_sizes_are_timed(gpu):
-    m, n, k = sizes.random_sizes(SizesCase("sizes", 1, 64, 1))[0]
-    case = sizes.at_shape(m, n, k)
+@pytest.mark.parametrize(("family", "tuned"), [("linear", True), ("conv2d", False)])
+def test_random_sizes_are_timed(gpu, family, tuned):
+    (case,) = sizes.problems(
+        replace(SizesCase("sizes", 1, 64, 1, family=family).reduced(), count=1)
+    )
     reference = runner.make_reference(case, TIERS["bf16"], CPU)
-    x = torch.rand(m, k, dtype=torch.bfloat16)
+    (x,) = runner.make_inputs(case.shape, TIERS["bf16"], CPU, 1)[0]
     with torch.no_grad():
-        result = sizes._timed(sizes.SizeResult(m, n, k, []), reference, x, case.fused, True)
-    assert set(result.times) == {EAGER, OURS, COMPILE_TUNED}
+        result = sizes._timed(sizes.SizeResult("size", []), reference, x, case.fused, tuned)
+    assert set(result.times) == {EAGER, OURS} | ({COMPILE_TUNED} if tuned else set())
     assert result.regime == replay.REPLAY

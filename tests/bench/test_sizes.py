@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from pycutfuse.bench import replay, sizes, timing
 from pycutfuse.bench.accuracy import Check, Errors
-from pycutfuse.bench.cases import SizesCase, at_shape
+from pycutfuse.bench.case import SizesCase
+from pycutfuse.bench.cases import at_shape
 from pycutfuse.bench.results import COMPILE_TUNED, EAGER, OURS, SizeResult, SizesResult
 from pycutfuse.bench.runner import Options, make_reference
 from pycutfuse.bench.sizes import random_sizes, run_sizes
@@ -29,7 +30,7 @@ def _timing(seconds):
 
 def _entry(ratio, floor_s=1e-4, **changes):
     times = {EAGER: ratio * 1e-3, OURS: 1e-3}
-    return replace(SizeResult(8, 8, 64, [GOOD], "fused", "", floor_s, times), **changes)
+    return replace(SizeResult("8x8x64", [GOOD], "fused", "", floor_s, times), **changes)
 
 
 def test_sizes_are_seeded_and_spread_over_all_magnitudes():
@@ -48,7 +49,7 @@ def test_sizes_are_verified_at_every_tier_on_the_cpu(tier):
     case = replace(CASE, count=4, largest=64)
     found = run_sizes(case, Options(tier=tier), CPU)
     assert found.passed
-    assert [(e.m, e.n, e.k) for e in found.entries] == random_sizes(case)
+    assert [e.shape for e in found.entries] == ["x".join(map(str, s)) for s in random_sizes(case)]
     assert all(e.checks and not e.times for e in found.entries)
     assert found.mean is None
 
@@ -85,7 +86,7 @@ def _timed(monkeypatch, *rounds, tuned=False):
     monkeypatch.setattr(replay, "interleave", interleave)
     case = at_shape(4, 5, 6)
     reference = make_reference(case, TIERS["ieee"], CPU)
-    result = SizeResult(4, 5, 6, [GOOD])
+    result = SizeResult("4x5x6", [GOOD])
     return sizes._timed(result, reference, torch.rand(4, 6), case.fused, tuned), asked
 
 
@@ -134,6 +135,12 @@ def test_the_mean_is_of_sizes_whose_floor_is_long_enough():
     assert len(found.comparable) == 2
     assert found.losers == [entries[3]]
     assert min(found.ratios()) == pytest.approx(0.5)
+
+
+def test_what_is_taken_and_the_mean_of_all_are_counted():
+    left = _entry(1.0, path="hand-over", reason="faster", floor_s=1e-6)
+    found = SizesResult("conv_sizes", "tf32", [_entry(4.0), left])
+    assert (found.taken, found.mean_of_all) == (1, pytest.approx(2.0))
 
 
 def test_what_pytorch_ran_is_counted_by_reason():

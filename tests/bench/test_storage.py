@@ -37,7 +37,7 @@ def _run():
     case = CaseResult(
         name="linear.4x4-4",
         chain="Linear",
-        shape=(4, 4, 4, 2),
+        shape="4x4-4-2",
         training=False,
         checks=[check],
         tier="tf32",
@@ -46,19 +46,20 @@ def _run():
         timings={EAGER: _timing(4e-3), COMPILE: _timing(3e-3), OURS: _timing(1e-3)},
         memory=Memory(1, 2, 3, 4),
         clocks={"sm_mhz": 1400.0},
+        fp32_precision={"matmul": "tf32", "cudnn.conv": "tf32"},
     )
     odd = replace(check, ours=Errors(math.inf, math.nan))
     broken = replace(case, checks=[replace(odd, ours=Errors(math.inf, 1.0))], timings={})
     sizes = [
-        SizeResult(1, 2, 3, [check], "fused", "", 1e-5, {EAGER: 2e-5, OURS: 1e-5}, "graph replay"),
-        SizeResult(4, 5, 6, [], failure="RuntimeError"),
+        SizeResult("1x2x3", [check], "fused", "", 1e-5, {EAGER: 2e-5, OURS: 1e-5}, "graph replay"),
+        SizeResult("4x5x6", [], failure="RuntimeError"),
     ]
     return Run(
         {"gpu": "H200"},
         {"settings": {"slice_s": 0.2, "rounds": 4}},
         [case, broken],
         [ExecutorResult("executor", [case])],
-        [SizesResult("sizes", "bf16", sizes)],
+        [SizesResult("sizes", "bf16", sizes, {"cudnn.conv": "ieee"})],
         [case],
         [Fuzz("linear", (0, 9), "H200", {"correct": 10})],
         {"sm80": "why"},
@@ -87,7 +88,7 @@ def test_other_json_is_refused(text):
 
 
 def test_a_newer_format_says_what_to_do():
-    with pytest.raises(ValueError, match=r"format 99; this version reads 1 to 3: measure again"):
+    with pytest.raises(ValueError, match=r"format 99; this version reads 1 to 4: measure again"):
         storage.from_json('{"format": 99}')
 
 
@@ -98,8 +99,33 @@ def test_an_error_names_the_file(tmp_path):
         storage.read(path)
 
 
-def _format_2(run):
+def _format_3(run):
     data = json.loads(storage.to_json(run))
+    programs = [program for executor in data["executor"] for program in executor["programs"]]
+    for case in (*data["cases"], *programs, *data["forced"]):
+        case["shape"] = [int(size) for size in case["shape"].replace("-", "x").split("x")]
+        del case["fp32_precision"], case["memory"]["slack"]
+    for sizes in data["sizes"]:
+        del sizes["fp32_precision"]
+        for entry in sizes["entries"]:
+            entry["m"], entry["n"], entry["k"] = map(int, entry.pop("shape").split("x"))
+    return {**data, "format": 3}
+
+
+def _without_flags(run):
+    """What an older format keeps of a run."""
+    without = [replace(case, fp32_precision={}) for case in (*run.cases, *run.forced)]
+    cases, forced = without[: len(run.cases)], without[len(run.cases) :]
+    executor = [
+        replace(e, programs=[replace(p, fp32_precision={}) for p in e.programs])
+        for e in run.executor
+    ]
+    sizes = [replace(sizes, fp32_precision={}) for sizes in run.sizes]
+    return replace(run, cases=cases, forced=forced, executor=executor, sizes=sizes)
+
+
+def _format_2(run):
+    data = _format_3(run)
     return {**data, "format": 2, "host": data["host"][0] if data["host"] else None}
 
 
@@ -114,7 +140,7 @@ def _format_1(run):
 
 
 def test_the_first_format_is_read_with_its_one_tier():
-    run = _run()
+    run = _without_flags(_run())
     left = replace(run.cases[0], path="hand-over", ran="linear: hand-over (faster)")
     run = replace(run, cases=[*run.cases, left])
     found = storage.from_json(_format_1(run))
@@ -123,7 +149,8 @@ def test_the_first_format_is_read_with_its_one_tier():
 
 
 def test_the_second_format_is_read_with_its_one_host_time():
-    run = _run()
+    run = _without_flags(_run())
+    assert storage.from_json(json.dumps(_format_3(run))) == run
     assert storage.from_json(json.dumps(_format_2(run))) == replace(run, host=run.host[:1])
     none = replace(run, host=[])
     assert storage.from_json(json.dumps(_format_2(none))) == none
