@@ -203,6 +203,7 @@ Status ShiftPlan::bind(const ConvBuffers& buffers, shift::Params* params) const 
   params->shared = layout_.shared;
   params->pitch = shift::Divisor(g.pitch);
   params->out_width = shift::Divisor(g.out_width);
+  params->m_tiles = shift::Divisor(g.m_tiles);
   params->tiles_of_outer = shift::Divisor(g.batch * g.strips * g.tiles);
   params->tiles_of_image = shift::Divisor(g.strips * g.tiles);
   params->tiles_of_strip = shift::Divisor(g.tiles);
@@ -224,10 +225,15 @@ Status ShiftPlan::bind(const ConvBuffers& buffers, shift::Params* params) const 
   params->channel_bytes = static_cast<uint32_t>(params->x_channel * size);
   params->row_bytes = static_cast<uint32_t>(params->x_row * size);
   params->column_bytes = static_cast<uint32_t>(params->x_column * size);
-  params->lanes_are_channels = g.phases_h * g.phases_w == 1;
-  params->full_lanes = g.phase_channels != 0 && g.phase_channels != g.channels
-                           ? 0
-                           : g.channels * g.phases_h * g.phases_w;
+  const int32_t phases = g.phases_h * g.phases_w;
+  params->one_phase = phases == 1;
+  if (phases == 1 && g.lane_groups <= 2 && params->x_column == 1) {
+    const int32_t results = g.strip != 0 ? g.out_width : g.block_outputs;
+    params->ahead_rows = g.tile_blocks * results / g.out_width * g.stride_h;
+  }
+  params->lanes_are_channels = g.phase_channels != 0;
+  params->phase_masks = g.phase_channels == 0 && phases <= 32 && (phases & (phases - 1)) == 0;
+  params->last_phase = phases > shift::kLanes ? phases - 1 : 0;
   const bool even = g.phase_channels == 0 && g.phases_w % 2 == 0 && g.pad_w % 2 == 0 &&
                     g.stride_w % 2 == 0 && params->x_column == 1 && params->x_row % 2 == 0 &&
                     params->x_channel % 2 == 0 && params->x_image % 2 == 0 &&
@@ -243,6 +249,7 @@ Status ShiftPlan::bind(const ConvBuffers& buffers, shift::Params* params) const 
   params->channels_last = problem_.channels_last;
   const auto address = reinterpret_cast<uintptr_t>(buffers.out);
   params->out_phase = static_cast<int32_t>(address / 4 % shift::kSector);
+  params->pairs = params->out_phase % 2 == 0 && g.out_width % 2 == 0;
   params->promotion = buffers.promotion;
   params->promotion2 = 2.f * buffers.promotion - 1.f;
   params->four_products = g.lane_groups * g.kernel_h * g.kernel_w < 32;
@@ -295,29 +302,6 @@ Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcep
   return instance->launch(*params, device_, stream);
 }
 
-Status check_problem(const FusedConvProblem& problem, const DeviceProps& device) noexcept {
-  if (Status status = validate(problem.conv); !status.ok()) return status;
-  if (Status status = validate(problem.program, kMaxSteps); !status.ok()) return status;
-  if (Status status = validate(problem.after, kMaxSteps); !status.ok()) return status;
-  const bool tail = problem.tail == Tail::kBatchNormTrain || problem.tail == Tail::kBatchNormEval;
-  CUTFUSE_CHECK(tail || problem.tail == Tail::kNone, Code::kNotSupported,
-                "a convolution's tail is batch_norm or nothing");
-  CUTFUSE_CHECK(tail || problem.after.count == 0, Code::kInvalidValue,
-                "a program after no tail belongs to the first program");
-  if (Status status = check_device(device); !status.ok()) return status;
-  CUTFUSE_CHECK(device.major == 9, Code::kNotSupported,
-                "convolutions have kernels for compute capability 9.0 only, not %d.%d",
-                device.major, device.minor);
-  const ConvProblem& p = problem.conv;
-  CUTFUSE_CHECK(p.dtype == DType::kFloat32, Code::kNotSupported,
-                "16-bit convolutions have no kernel yet");
-  CUTFUSE_CHECK(!p.transposed || (p.stride_h == 1 && p.stride_w == 1), Code::kNotSupported,
-                "a transposed convolution of stride %lldx%lld has no kernel yet; 1x1 has",
-                static_cast<long long>(p.stride_h), static_cast<long long>(p.stride_w));
-  CUTFUSE_CHECK(p.channels > 0, Code::kNotSupported, "a sum over no channels is PyTorch's");
-  return {};
-}
-
 }  // namespace
 }  // namespace conv
 
@@ -331,7 +315,23 @@ Status why_not(const FusedConvProblem& problem, const DeviceProps& device) noexc
   return error(Code::kOutOfMemory, "no host memory for the launch");
 }
 
-Status why_slower(const FusedConvProblem&, const DeviceProps&) noexcept { return {}; }
+Status why_slower(const FusedConvProblem& problem, const DeviceProps& device) noexcept try {
+  ConvPolicy policy;
+  conv::shift::Layout layout;
+  if (conv::is_empty(problem.conv) || !why_not(problem, device).ok()) return {};
+  if (Status status = conv::select_policy(problem, device, &policy, &layout); !status.ok()) {
+    return status;
+  }
+  const double ours = conv::estimate(problem, policy, layout, device);
+  const double eager = conv::estimate_eager(problem);
+  // What PyTorch needs at least it exceeds by a tenth nearly always.
+  CUTFUSE_CHECK(ours <= 1.1 * eager, Code::kNotSupported,
+                "%s: PyTorch is expected to be faster, no fewer than %.0f us against %.0f",
+                to_string(problem.conv).c_str(), eager, ours);
+  return {};
+} catch (const std::bad_alloc&) {
+  return error(Code::kOutOfMemory, "no host memory for the plan");
+}
 
 Status make_conv_plan(const FusedConvProblem& problem, const DeviceProps& device,
                       const ConvPolicy* forced, ConvPlan** plan) noexcept try {

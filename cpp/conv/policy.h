@@ -11,10 +11,12 @@ namespace cutfuse::conv {
 Status select_policy(const FusedConvProblem& problem, const DeviceProps& device, ConvPolicy* policy,
                      shift::Layout* layout) noexcept;
 
-/// Microseconds of one launch of the kernel, from sizes: the most of what the tensor cores, the
-/// readers and the writers need.
+/// Microseconds of a call, from sizes.
 double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
                 const shift::Layout& layout, const DeviceProps& device) noexcept;
+
+/// Microseconds that PyTorch needs at least.
+double estimate_eager(const FusedConvProblem& problem) noexcept;
 
 /// The compiled instance that a policy names, or null.
 const shift::Instance* find_instance(const ConvPolicy& policy) noexcept;

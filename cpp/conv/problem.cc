@@ -68,6 +68,35 @@ Status validate(const ConvProblem& p) noexcept {
   return {};
 }
 
+Status check_problem(const FusedConvProblem& problem, const DeviceProps& device) noexcept {
+  if (Status status = validate(problem.conv); !status.ok()) return status;
+  if (Status status = validate(problem.program, kMaxSteps); !status.ok()) return status;
+  if (Status status = validate(problem.after, kMaxSteps); !status.ok()) return status;
+  const bool tail = problem.tail == Tail::kBatchNormTrain || problem.tail == Tail::kBatchNormEval;
+  CUTFUSE_CHECK(tail || problem.tail == Tail::kNone, Code::kNotSupported,
+                "a convolution's tail is batch_norm or nothing");
+  CUTFUSE_CHECK(tail || problem.after.count == 0, Code::kInvalidValue,
+                "a program after no tail belongs to the first program");
+  if (Status status = check_device(device); !status.ok()) return status;
+  CUTFUSE_CHECK(device.major == 9, Code::kNotSupported,
+                "convolutions have kernels for compute capability 9.0 only, not %d.%d",
+                device.major, device.minor);
+  const ConvProblem& p = problem.conv;
+  CUTFUSE_CHECK(p.dtype == DType::kFloat32, Code::kNotSupported,
+                "16-bit convolutions have no kernel yet");
+  CUTFUSE_CHECK(!p.transposed || (p.stride_h == 1 && p.stride_w == 1), Code::kNotSupported,
+                "a transposed convolution of stride %lldx%lld has no kernel yet; 1x1 has",
+                static_cast<long long>(p.stride_h), static_cast<long long>(p.stride_w));
+  CUTFUSE_CHECK(p.channels > 0, Code::kNotSupported, "a sum over no channels is PyTorch's");
+  // Beyond, single roundings of the promoted sums show (2.4e-7 at 6272, limit 2^-22).
+  constexpr int64_t kMaxIeeeTerms = 4608;
+  const int64_t terms = p.channels / p.groups * p.kernel_h * p.kernel_w;
+  CUTFUSE_CHECK(p.precision != Precision::kIeee || terms <= kMaxIeeeTerms, Code::kNotSupported,
+                "sums of %lld terms at ieee are PyTorch's; the accuracy of up to %lld is measured",
+                static_cast<long long>(terms), static_cast<long long>(kMaxIeeeTerms));
+  return {};
+}
+
 ConvProblem as_convolution(const ConvProblem& problem) noexcept {
   ConvProblem p = problem;
   if (p.transposed) {

@@ -12,6 +12,10 @@ namespace cutfuse::conv {
 /// each other and no product overflows.
 Status validate(const ConvProblem& problem) noexcept;
 
+/// As validate(), and kNotSupported where a sum, a type or a device has no kernel whatever the
+/// sizes.
+Status check_problem(const FusedConvProblem& problem, const DeviceProps& device) noexcept;
+
 /// Whether there is nothing to compute.
 inline bool is_empty(const ConvProblem& p) {
   return p.batch == 0 || p.out_channels == 0 || p.out_height == 0 || p.out_width == 0;

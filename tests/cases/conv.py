@@ -10,8 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pycutfuse as pcf
+from pycutfuse.testing import forcing
 
 from .invalid import InvalidCase
+
+# Dtypes and tiers that convolutions have kernels for.
+KINDS = forcing.KINDS[:2]
 
 Size = int | tuple[int, int]
 LAYOUTS = ("contiguous", "channels_last", "weight_channels_last", "gapped", "permuted")

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 import pycutfuse as pcf
 from pycutfuse.testing import DISTRIBUTIONS, generate, kinds
-from pycutfuse.testing.forcing import KINDS, Kind
+from pycutfuse.testing.forcing import Kind
 
-from ..cases.conv import FEW, GRID, KERNEL, LAYOUTS, ConvCase, batches
+from ..cases.conv import FEW, GRID, KERNEL, KINDS, LAYOUTS, ConvCase, batches
 from .conv_common import bound_of, check, conv_flag, torch_conv, wide
 
 pytestmark = pytest.mark.cuda
@@ -53,8 +53,7 @@ def test_positive_sums_do_not_drift(kind: Kind, positive: bool, case, fused: Non
     check(result, torch_conv(case, *tensors, tier=tier), exact, kind, bound_of(case, *tensors))
 
 
-# 16-bit tensors share their code with float32's tiers: a quarter of the settings.
-SETTINGS = [(kind, case) for kind in KINDS for case in GRID[:: 1 if kind in KINDS[:2] else 4]]
+SETTINGS = [(kind, case) for kind in KINDS for case in GRID]
 
 
 @pytest.mark.parametrize(("kind", "case"), SETTINGS, ids=str)

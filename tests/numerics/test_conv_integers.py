@@ -8,9 +8,9 @@ from torch import Tensor
 import pycutfuse as pcf
 from pycutfuse._loader import native
 from pycutfuse.testing import exact_promotion, forced_conv_policy, guarded, integers
-from pycutfuse.testing.forcing import KINDS, Kind
+from pycutfuse.testing.forcing import Kind
 
-from ..cases.conv import KERNEL, ConvCase
+from ..cases.conv import KERNEL, KINDS, ConvCase
 from .conv_common import wide
 
 pytestmark = pytest.mark.cuda

@@ -34,7 +34,8 @@ def agree(
     found = torch.autograd.grad(ours, inputs, grad)
     for one, other in zip(found, torch.autograd.grad(theirs, others, grad), strict=True):
         torch.testing.assert_close(one, other, **(close or CLOSE))
-        assert one.stride() == other.stride()
+        if one.device.type == "cpu":  # cuDNN chooses its gradients' layout
+            assert one.stride() == other.stride()
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,6 @@
 
 #include "cutfuse/conv.h"
 
-#ifdef __CUDACC__
-#define CUTFUSE_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define CUTFUSE_HOST_DEVICE inline
-#endif
-
 namespace cutfuse::conv::shift {
 
 inline constexpr int32_t kLanes = 8;        // channels of a group: 16 bytes of fp16
@@ -84,7 +78,7 @@ struct LaneChannel {
   int32_t channel, phase_h, phase_w;
 };
 
-CUTFUSE_HOST_DEVICE LaneChannel lane_channel(const Geometry& g, int32_t q) {
+constexpr LaneChannel lane_channel(const Geometry& g, int32_t q) {
   const int32_t phases = g.phases_h * g.phases_w;
   const int32_t phase = g.phase_channels != 0 ? q / g.phase_channels : q % phases;
   const int32_t channel = g.phase_channels != 0 ? q % g.phase_channels : q / phases;
@@ -92,8 +86,8 @@ CUTFUSE_HOST_DEVICE LaneChannel lane_channel(const Geometry& g, int32_t q) {
 }
 
 /// Row (or column) of the filter that tap `a` of phase `phase` multiplies, or -1.
-CUTFUSE_HOST_DEVICE int32_t filter_index(int32_t a, int32_t phase, int32_t stride, int32_t dilation,
-                                         int32_t kernel) {
+constexpr int32_t filter_index(int32_t a, int32_t phase, int32_t stride, int32_t dilation,
+                               int32_t kernel) {
   const int32_t at = a * stride + phase;
   const int32_t index = at / dilation;
   return at % dilation == 0 && index < kernel ? index : -1;
@@ -107,7 +101,7 @@ struct Half {
 
 /// Output channel, within the group, of row `row` of m tile `m_tile`, or -1: every warp has the
 /// same number of channels.
-CUTFUSE_HOST_DEVICE int32_t channel_of_row(const Geometry& g, int32_t m_tile, int32_t row) {
+constexpr int32_t channel_of_row(const Geometry& g, int32_t m_tile, int32_t row) {
   const int32_t of_warp = row % 16;
   const int32_t channel = (m_tile * g.m_blocks * 4 + row / 16) * g.warp_channels + of_warp;
   return of_warp < g.warp_channels && channel < g.out_channels ? channel : -1;

@@ -62,18 +62,18 @@ void set_channels(const ConvPolicy& policy, Geometry* g) {
 }
 
 /// Results of a block of whole rows: its pixels also span the row ends it crosses, and as many
-/// results more as alignment to a sector may ask for.
+/// results more as alignment to a sector and to an even column may ask for.
 int32_t results_of_block(int32_t tile_n, const Geometry& g) {
   const int64_t plane = int64_t(g.out_height) * g.out_width;
   const auto span = [&](int64_t results) {
     const int64_t crossings = ceil_div(results - 1, g.out_width);
-    return results + crossings * g.reach_columns;
+    return results + crossings * (g.pitch - g.out_width);
   };
-  if (plane + (g.out_height - 1) * int64_t(g.reach_columns) <= tile_n) {
+  if (plane + (g.out_height - 1) * int64_t(g.pitch - g.out_width) <= tile_n) {
     return static_cast<int32_t>(plane);
   }
   int32_t results = tile_n;
-  while (results > 0 && span(results + kSector - 1) > tile_n) --results;
+  while (results > 0 && span(results + kSector) > tile_n) --results;
   return results > 4 * kSector ? results / kSector * kSector : results;
 }
 
@@ -90,20 +90,20 @@ Status set_tiles(const ConvPolicy& policy, Geometry* g) noexcept {
     CUTFUSE_CHECK(policy.strip % kSector == 0 && policy.strip + kSector <= policy.tile_n,
                   Code::kNotSupported, "a strip of %d columns and alignment exceed %d pixels",
                   policy.strip, policy.tile_n);
-    g->pitch = policy.tile_n + g->reach_columns;
+    g->pitch = round_up(policy.tile_n + g->reach_columns, 2);
     g->block_outputs = policy.strip;
     g->blocks = g->out_height;
     span = int64_t(g->tile_blocks - 1) * g->pitch;
   } else {
     g->strips = 1;
-    g->pitch = g->out_width + g->reach_columns;
+    g->pitch = round_up(g->out_width + g->reach_columns, 2);
     g->block_outputs = results_of_block(policy.tile_n, *g);
     CUTFUSE_CHECK(g->block_outputs > 0 && g->pitch >= kLanes, Code::kNotSupported,
                   "rows of %d pixels do not suit blocks of %d", g->out_width, policy.tile_n);
     const int64_t plane = int64_t(g->out_height) * g->out_width;
     g->blocks = static_cast<int32_t>(ceil_div(plane, g->block_outputs));
     const int64_t crossings = ceil_div(g->block_outputs, g->out_width);
-    span = (g->tile_blocks - 1) * (g->block_outputs + crossings * g->reach_columns);
+    span = (g->tile_blocks - 1) * (g->block_outputs + 1 + crossings * (g->pitch - g->out_width));
   }
   g->tiles = static_cast<int32_t>(ceil_div(g->blocks, g->tile_blocks));
   const int64_t patch = span + policy.tile_n + int64_t(g->reach_rows) * g->pitch + g->reach_columns;
@@ -187,14 +187,12 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   s.stage_bytes = policy.planes * s.plane_bytes;
   s.slab_bytes = kSlabSteps * policy.planes * g.m_blocks * kTileBytes;
   s.patch = take(int64_t(g.stages) * s.stage_bytes, 128);
-  s.staging_pitch = policy.tile_n + kSector;
   s.rows = take(int64_t(g.m_blocks) * 64 * kRowBytes, 16);
-  s.lanes =
-      take(g.phases_h * g.phases_w > 1 ? int64_t(g.lane_groups) * kLanes * kLaneBytes : 0, 16);
+  s.lanes = take(int64_t(g.lane_groups) * kLanes * kLaneBytes, 16);
   s.control = take(kControlBytes, 16);
   // Two boxes of staging for each warp let stores of one overlap writing the other, if the weights
   // still fit.
-  const int64_t box_bytes = int64_t(8) * 8 * s.staging_pitch * 4;
+  const int64_t box_bytes = int64_t(8) * 8 * (policy.tile_n + kSector) * 4;
   const int64_t before = size;
   for (s.staging_boxes = g.warp_channels > 8 ? 2 : 1;; --s.staging_boxes) {
     size = before;

@@ -27,7 +27,6 @@ struct SharedLayout {
   int32_t weights = 0;  // [slab][step][plane][m block] tiles
   int32_t slab_bytes = 0;
   int32_t staging = 0;        // [warp][2][8 rows]
-  int32_t staging_pitch = 0;  // floats
   int32_t staging_boxes = 2;  // of eight rows, of each warp
   int32_t rows = 0;           // RowConstants of the m tile
   int32_t lanes = 0;          // LaneOffset of every lane-channel
@@ -38,17 +37,20 @@ struct SharedLayout {
 struct Params {
   Geometry g;
   SharedLayout shared;
-  Divisor pitch, out_width, tiles_of_outer, tiles_of_image, tiles_of_strip;
+  Divisor pitch, out_width, m_tiles, tiles_of_outer, tiles_of_image, tiles_of_strip;
   int32_t tile_count = 0;
+  int32_t ahead_rows = 0;  // of x, from a tile to the one that follows it; 0: not prefetched
   int32_t walk = 1;  // tiles that a block takes one after the other
 
   const void* x = nullptr;
   int64_t x_image = 0, x_channel = 0, x_row = 0, x_column = 0;
   uint32_t channel_bytes = 0, row_bytes = 0, column_bytes = 0;  // the same strides
   DType dtype = DType::kFloat32;
-  bool lanes_are_channels = false;  // one phase
+  bool one_phase = false;
+  bool lanes_are_channels = false;  // of one phase each; else phases lie next to each other
+  bool phase_masks = false;         // so that 8, or each group of lanes, repeat them
+  int32_t last_phase = 0;           // a power of two less one, or 0
   bool lane_pairs = false;          // two lane-channels, from an even one on, are one aligned load
-  int32_t full_lanes = 0;           // lane-channels before the first one of padding
   WeightView weight;                // to repair
   const void* packed = nullptr;     // [group, m tile][slab] tiles
   const int32_t* exponents = nullptr;  // [group, m tile][row]
@@ -68,7 +70,7 @@ struct Params {
   int32_t chunk_steps[kMaxChunks] = {};
   /// Of each step, slabs padded: distance of its first half from the patch's start >> 4, and of
   /// its second half from the first >> 4, in the high word: both as a descriptor has them.
-  uint32_t steps[kMaxSteps] = {};
+  uint32_t steps[kMaxSteps + 1] = {};
 };
 
 /// What prepares a launch: packs the weight, and batch norm's multipliers in eval.

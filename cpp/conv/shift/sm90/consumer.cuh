@@ -37,27 +37,31 @@ class Slabs {
     ++uses_;
   }
 
-  /// Shared address of a tile's slab `slab`, once it is there.
-  CUTLASS_DEVICE uint32_t wait(int32_t slab) {
-    const int32_t slot = stay() ? slab : int32_t(next_ % p_.g.slab_ring);
-    const uint32_t use = stay() ? uses_ - 1 : uint32_t(next_ / p_.g.slab_ring);
-    Barrier::wait(&control_.slab_full[slot], use & 1);
-    return shared_address(slabs_) + slot * p_.shared.slab_bytes;
+  /// Shared address of a tile's slab `slab`, once it and those of `steps` steps are there.
+  CUTLASS_DEVICE uint32_t wait(int32_t slab, int32_t steps) {
+    if (stay()) {
+      for (int32_t done = 0; done < steps; done += kSlabSteps) {
+        Barrier::wait(&control_.slab_full[slab + done / kSlabSteps], (uses_ - 1) & 1);
+      }
+      return shared_address(slabs_) + slab * p_.shared.slab_bytes;
+    }
+    Barrier::wait(&control_.slab_full[turn_.stage], turn_.phase);
+    return shared_address(slabs_) + turn_.stage * p_.shared.slab_bytes;
   }
 
   /// This warp has read the slab that wait() gave last.
   CUTLASS_DEVICE void release() {
     if (stay()) return;
-    if (threadIdx.x % 32 == 0) Barrier::arrive(&control_.slab_empty[next_ % p_.g.slab_ring]);
+    if (threadIdx.x % 32 == 0) Barrier::arrive(&control_.slab_empty[turn_.stage]);
     // The slot before this one: the other warpgroup is likely done with it.
-    const int64_t freed = next_ - 1;
-    if (loads_ && freed >= 0 && ahead_.more()) {
-      const int32_t slot = int32_t(freed % p_.g.slab_ring);
-      Barrier::wait(&control_.slab_empty[slot], uint32_t(freed / p_.g.slab_ring) & 1);
+    if (loads_ && released_ && ahead_.more()) {
+      Barrier::wait(&control_.slab_empty[before_.stage], before_.phase);
       load();
     }
     __syncwarp();
-    ++next_;
+    released_ = true;
+    before_ = turn_;
+    turn_.next(p_.g.slab_ring);
   }
 
  private:
@@ -66,7 +70,8 @@ class Slabs {
   char* slabs_;
   bool loads_;
   uint32_t uses_ = 0;
-  int64_t next_ = 0;
+  Turn turn_, before_;
+  bool released_ = false;
   // The loader's, a ring ahead.
   Schedule ahead_;
   int32_t ahead_slab_ = 0;
@@ -108,9 +113,9 @@ class Multiplier {
     const Geometry& g = p_.g;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kValues; ++i) v[i] = 0.f;
-    for (int32_t chunk = 0; chunk < g.chunks; ++chunk, ++turn_) {
-      const int32_t stage = turn_ % g.stages;
-      Barrier::wait(&control_.full[stage], (turn_ / g.stages) & 1);
+    for (int32_t chunk = 0; chunk < g.chunks; ++chunk, turn_.next(g.stages)) {
+      const int32_t stage = turn_.stage;
+      Barrier::wait(&control_.full[stage], turn_.phase);
       const int32_t here = control_.exponent[stage];
       const int32_t change = chunk > 0 ? here - exponent : 0;
       if constexpr (kPlanes == 1 && takes_chunks(kN, kPlanes)) rescale(v, change);
@@ -128,7 +133,7 @@ class Multiplier {
   Control& control_;
   uint32_t patches_;
   Slabs& slabs_;
-  int32_t turn_ = 0;
+  Turn turn_;
 
   /// v *= 2^e. Without a branch, for which the compiler would serialise wgmma.
   CUTLASS_DEVICE static void rescale(float (&v)[kValues], int32_t e) {
@@ -137,36 +142,38 @@ class Multiplier {
     for (int i = 0; i < kValues; ++i) v[i] *= factor;
   }
 
-  CUTLASS_DEVICE uint32_t step_word(int32_t step, uint32_t patch) const {
-    return p_.steps[step] + (patch >> 4);
-  }
-
   CUTLASS_DEVICE void multiply(float (&v)[kValues], int32_t chunk, uint32_t patch, int32_t m_block,
                                int32_t change) {
-    const int32_t first_slab = p_.chunk_slab[chunk];
-    const int32_t slab_count = p_.chunk_slab[chunk + 1] - first_slab;
+    const int32_t first = p_.chunk_slab[chunk];
     const int32_t steps = p_.chunk_steps[chunk];
     const uint32_t step_bytes = kPlanes * p_.g.m_blocks * kTileBytes;
-    for (int32_t slab = 0; slab < slab_count; ++slab) {
-      const int32_t number = first_slab + slab;
-      const int32_t count = min(steps - slab * kSlabSteps, kSlabSteps);
-      const uint32_t weights = slabs_.wait(number) + m_block * kTileBytes;
+    // Slabs that stay lie one after the other; they are one piece, unless promotion divides it.
+    const int32_t piece = kPlanes == 1 && slabs_.stay() ? steps : kSlabSteps;
+    for (int32_t done = 0; done < steps; done += piece) {
+      const int32_t count = min(steps - done, piece);
+      const int32_t slab = first + done / kSlabSteps;
+      const uint32_t weights = slabs_.wait(slab, count) + m_block * kTileBytes;
       if constexpr (kPlanes == 1) {
+        const uint32_t* words = &p_.steps[slab * kSlabSteps];
+        uint32_t a = weight_word(weights);
+        uint32_t b = words[0] + (patch >> 4);
         fence(v);
 #pragma unroll 1
-        for (int32_t i = 0; i < count; ++i) {
+        for (int32_t i = 1; i <= count; ++i) {
+          const uint32_t next = words[i] + (patch >> 4);  // the table has one more
           cute::warpgroup_arrive();
-          Mma::run(v, weight_word(weights + i * step_bytes),
-                   step_word(number * kSlabSteps + i, patch), true);
+          Mma::run(v, a, b, true);
           cute::warpgroup_commit_batch();
+          a += step_bytes >> 4;
+          b = next;
         }
         cute::warpgroup_wait<0>();
         fence(v);
       } else {
         float sum[kValues];
-        products(sum, number, count, weights, patch);
-        const float factor = number % 3 == 0 ? p_.promotion : p_.promotion2;
-        const float keep = slab == 0 ? power_of_two(max(min(change, 126), -126)) : 1.f;
+        products(sum, slab, count, weights, patch);
+        const float factor = slab % 3 == 0 ? p_.promotion : p_.promotion2;
+        const float keep = done == 0 ? power_of_two(max(min(change, 126), -126)) : 1.f;
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kValues; ++i) v[i] = fmaf(sum[i], factor, keep * v[i]);
       }
@@ -180,13 +187,18 @@ class Multiplier {
     const uint32_t step_bytes = kPlanes * p_.g.m_blocks * kTileBytes;
     const uint32_t low_weights = weights + p_.g.m_blocks * kTileBytes;
     const uint32_t low_patch = patch + p_.shared.plane_bytes;
-    const auto add = [&](uint32_t a, uint32_t b, bool first) {
+    const uint32_t* words = &p_.steps[slab * kSlabSteps];
+    const auto add = [&](uint32_t weight, uint32_t from, bool first) {
+      uint32_t a = weight_word(weight);
+      uint32_t b = words[0] + (from >> 4);
 #pragma unroll 1
-      for (int32_t i = 0; i < count; ++i) {
+      for (int32_t i = 1; i <= count; ++i) {
+        const uint32_t next = words[i] + (from >> 4);  // the table has one more
         cute::warpgroup_arrive();
-        Mma::run(sum, weight_word(a + i * step_bytes), step_word(slab * kSlabSteps + i, b),
-                 !first || i > 0);
+        Mma::run(sum, a, b, !first || i > 1);
         cute::warpgroup_commit_batch();
+        a += step_bytes >> 4;
+        b = next;
       }
     };
     fence(sum);

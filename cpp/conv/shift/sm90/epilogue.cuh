@@ -3,91 +3,28 @@
 /// batch-norm statistics instead.
 #pragma once
 
-#include "conv/shift/sm90/layout.cuh"
+#include "conv/shift/sm90/pixels.cuh"
 #include "device/values.cuh"
 #include "program/executor.cuh"
 #include "program/fold.cuh"
 
 namespace cutfuse::conv::shift::sm90 {
 
-/// Where a thread's values lie: value (j * 2 + r) * 2 + c is of row row0 + 8 r of the weights' tile
-/// and of pixel pixel0 + 8 j + c of the block.
-template <int kN>
-struct PlaneCoordinates {
-  static constexpr int kRows = 2;
-  static constexpr int kColumnPairs = kN / 8;
-  static constexpr int kSize = kN / 2;
-  static constexpr int kColumnPairStride = 8;
-  static constexpr int kStagedOperands = 0;
-  static constexpr bool kPlanes = true;
-
-  const Params& p;
-  const Block& block;
-  int32_t channels[2];  // in all groups; clamped to those that exist
-  int64_t image;
-  int32_t pixel0;
-
-  /// Result, within its run, of a pixel of the block.
-  CUTLASS_DEVICE int32_t position(int32_t pixel, bool* exists) const {
-    const int32_t column = block.column + pixel;
-    const int32_t row = p.pitch.divide(column);
-    *exists = column - row * p.g.pitch < block.columns;
-    return pixel - row * p.g.reach_columns;
-  }
-  CUTLASS_DEVICE int64_t column(int j, int c) const {
-    bool exists;
-    const int32_t at = block.output + position(pixel0 + 8 * j + c, &exists);
-    return min(at, p.g.out_height * p.g.out_width - 1);
-  }
-  CUTLASS_DEVICE int64_t row_offset(int r, const Operand& operand) const {
-    const int64_t all = int64_t(p.g.out_channels) * p.g.groups;
-    const int64_t row = operand.col_stride != 0 ? image * all + channels[r] : channels[r];
-    return row * operand.row_stride;
-  }
-};
-
-/// Which of a block's eights of pixels are not eight results in a row.
-CUTLASS_DEVICE uint32_t find_breaks(const Params& p, const Block& block, int32_t pixels) {
-  const Geometry& g = p.g;
-  uint32_t breaks = 0;
-  if (g.strip != 0 || g.reach_columns == 0) return breaks;
-  for (int32_t gap = block.columns - block.column; gap < pixels; gap += g.pitch) {
-    const int32_t last = min(gap + g.reach_columns - 1, pixels - 1) / 8;
-    breaks |= (2u << last) - (1u << gap / 8);
-  }
-  return breaks;
-}
-
-/// One warp's statistics of a channel's values so far, spread over its threads.
-struct Running {
-  float mean = 0.f;
-  float m2 = 0.f;
-  int32_t count = 0;
-
-  CUTLASS_DEVICE void add(float other_mean, float other_m2, int32_t other) {
-    const int32_t all = count + other;
-    const float weight = all > 0 ? float(other) / float(all) : 0.f;
-    const float delta = other_mean - mean;
-    mean = fmaf(delta, weight, mean);
-    m2 += other_m2 + delta * delta * (float(count) * weight);
-    count = all;
-  }
-};
-
 template <int kN>
 class Epilogue {
  public:
   static constexpr int kValues = kN / 2;
   using Coordinates = PlaneCoordinates<kN>;
+  static constexpr int kPitch =
+      kN + kSector;  // floats of a staged row; 8 modulo 32 or 16: few conflicts
 
   CUTLASS_DEVICE Epilogue(const Params& params, char* shared)
       : p_(params),
         rows_(reinterpret_cast<const RowConstants*>(shared + params.shared.rows)),
         warp_(int(threadIdx.x) / 32 % 4),
         lane_(int(threadIdx.x) % 32) {
-    staging_ =
-        reinterpret_cast<float*>(shared + params.shared.staging) +
-        int(threadIdx.x) / 32 * params.shared.staging_boxes * 8 * params.shared.staging_pitch;
+    staging_ = reinterpret_cast<float*>(shared + params.shared.staging) +
+               int(threadIdx.x) / 32 * params.shared.staging_boxes * 8 * kPitch;
   }
 
   CUTLASS_DEVICE void run(float (&v)[kValues], const Tile& tile, const Block& block,
@@ -233,8 +170,8 @@ class Epilogue {
     const auto to_sector = [&](int32_t at) {
       return at + ((kSector - ((phase + at) & (kSector - 1))) & (kSector - 1));
     };
-    *first = block.starts ? 0 : to_sector(0);
-    *last = min(to_sector(stride), block.end - block.output);
+    *first = block.starts ? 0 : to_sector(block.lead);
+    *last = min(to_sector(block.lead + stride), block.end - block.output);
   }
 
   CUTLASS_DEVICE int64_t result_index(const Coordinates& at, int32_t channel) const {
@@ -243,53 +180,82 @@ class Epilogue {
     return (at.image * all + channel) * plane + at.block.output;
   }
 
-  /// Through shared memory, eight channels at a time, to bulk stores of whole sectors.
+  /// Through shared memory to bulk stores of whole sectors, of 16 channels or twice eight.
   CUTLASS_DEVICE void store(const float (&v)[kValues], const Coordinates& at,
                             const bool (&exists)[2]) {
-    const int32_t pitch = p_.shared.staging_pitch;
-    const bool two = p_.shared.staging_boxes == 2;
-    const uint32_t breaks = find_breaks(p_, at.block, kN);
-    CUTLASS_PRAGMA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      if (8 * r >= p_.g.warp_channels) break;
-      float* box = staging_ + (two ? r * 8 * pitch : 0);
-      const int64_t mine = result_index(at, at.channels[r]);
-      const int32_t phase = int32_t((mine + p_.out_phase) & (kSector - 1));
-      if (two) {
-        cute::tma_store_wait<1>();
-      } else {
-        cute::tma_store_wait<0>();
-      }
-      __syncwarp();
-      write_box(v, at, r, breaks, box + lane_ / 4 * pitch + phase);
-      cutlass::arch::fence_view_async_shared();
-      __syncwarp();
-      // Lanes 0, 4, ... know their row's channel.
-      if (lane_ % 4 == 0 && exists[r]) send(at.block, mine, phase, box + lane_ / 4 * pitch);
-      cute::tma_store_arrive();
+    if (p_.g.warp_channels <= 8) {
+      store_rows<0, 1>(v, at, exists);
+    } else if (p_.shared.staging_boxes == 2) {
+      store_rows<0, 2>(v, at, exists);
+    } else {
+      store_rows<0, 1>(v, at, exists);
+      store_rows<1, 1>(v, at, exists);
     }
   }
 
-  /// Row r's results, one after the other from `row` on.
-  CUTLASS_DEVICE void write_box(const float (&v)[kValues], const Coordinates& at, int r,
-                                uint32_t breaks, float* row) const {
-    float* to = row + at.pixel0;
+  /// Rows kFirst ... kFirst + kRows - 1 of the thread.
+  template <int kFirst, int kRows>
+  CUTLASS_DEVICE void store_rows(const float (&v)[kValues], const Coordinates& at,
+                                 const bool (&exists)[2]) {
+    cute::tma_store_wait<0>();
+    __syncwarp();
+    if (p_.pairs) {
+      write_boxes<kFirst, kRows, true>(v, at);
+    } else {
+      write_boxes<kFirst, kRows, false>(v, at);
+    }
+    cutlass::arch::fence_view_async_shared();
+    __syncwarp();
+    const int r = lane_ % 4;  // a lane sends one row
+    if (r < kRows && exists[kRows == 2 && r == 1 ? 1 : kFirst]) {
+      const int row = kRows == 2 && r == 1 ? 1 : kFirst;
+      const int64_t result = result_index(at, row == 1 ? at.channels[1] : at.channels[0]);
+      const int32_t phase = int32_t((result + p_.out_phase) & (kSector - 1));
+      send(at.block, result, phase, staging_ + (r * 8 + lane_ / 4) * kPitch);
+    }
+    cute::tma_store_arrive();
+  }
+
+  /// Results one after the other, from each row's phase on.
+  template <int kFirst, int kRows, bool kPairs>
+  CUTLASS_DEVICE void write_boxes(const float (&v)[kValues], const Coordinates& at) {
+    float* to[kRows];
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      to[r] = staging_ + (r * 8 + lane_ / 4) * kPitch + phase_of(at, kFirst + r) + at.pixel0;
+    }
+    const int32_t columns = at.block.columns;
+    const int32_t pitch = p_.g.pitch;
+    const int32_t gap = pitch - at.block.width;
+    int32_t column = at.block.column + at.pixel0;
+    const int32_t row = p_.pitch.divide(column);
+    column -= row * pitch;
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < kRows; ++r) to[r] -= row * gap;
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < Coordinates::kColumnPairs; ++j) {
-      const float first = v[(j * 2 + r) * 2];
-      const float second = v[(j * 2 + r) * 2 + 1];
-      if ((breaks >> j & 1) == 0) {
-        to[8 * j] = first;
-        to[8 * j + 1] = second;
-      } else {
-        bool exists;
-        int32_t result = at.position(at.pixel0 + 8 * j, &exists);
-        if (exists) row[result] = first;
-        result = at.position(at.pixel0 + 8 * j + 1, &exists);
-        if (exists) row[result] = second;
-        to = row + at.position(8 * (j + 1), &exists) - 8 * (j + 1) + at.pixel0;
+      CUTLASS_PRAGMA_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const int i = (j * 2 + kFirst + r) * 2;
+        if constexpr (kPairs) {
+          if (column < columns) *reinterpret_cast<float2*>(to[r] + 8 * j) = {v[i], v[i + 1]};
+        } else {
+          if (column < columns) to[r][8 * j] = v[i];
+          if (column + 1 < columns) to[r][8 * j + 1] = v[i + 1];
+        }
+      }
+      column += 8;
+      if (column >= pitch) {
+        column -= pitch;
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < kRows; ++r) to[r] -= gap;
       }
     }
+  }
+
+  /// Floats from a sector's start to the first result of row r.
+  CUTLASS_DEVICE int32_t phase_of(const Coordinates& at, int r) const {
+    return int32_t((result_index(at, at.channels[r]) + p_.out_phase) & (kSector - 1));
   }
 
   /// Whole sectors by a bulk store; what is left at the ends of a run, at most seven each, alone.
@@ -305,8 +271,13 @@ class Epilogue {
     if (after > middle) {
       cute::SM90_BULK_COPY_S2G::copy(from + middle, to + middle, (after - middle) * 4);
     }
-    for (int32_t i = begin; i < middle; ++i) to[i] = from[i];
-    for (int32_t i = after; i < end; ++i) to[i] = from[i];
+    if (begin < middle || after < end) {
+#pragma unroll 1
+      for (int32_t i = begin < middle ? begin : after; i < end;
+           i = i + 1 == middle ? after : i + 1) {
+        to[i] = from[i];
+      }
+    }
   }
 
   /// Eight channels of a pixel are a sector already.
@@ -324,56 +295,59 @@ class Epilogue {
     });
   }
 
-  /// How many of the block's pixels come before the first that another block stores.
-  CUTLASS_DEVICE int32_t own_results(const Block& block) const {
-    const int32_t stride = p_.g.strip != 0 ? p_.g.strip : p_.g.block_outputs;
-    return min(stride, block.end - block.output);
-  }
-
-  /// body(i, result) for the values of results that are this block's own, a pair of rows each.
+  /// body(i, result of the block) for the values of results that are this block's own, of the
+  /// first row of two each.
   template <class Body>
   CUTLASS_DEVICE void for_own(const Coordinates& at, const Body& body) const {
-    const int32_t count = own_results(at.block);
-    const uint32_t breaks = find_breaks(p_, at.block, kN);
-    int32_t base = at.pixel0;
+    const int32_t stride = p_.g.strip != 0 ? p_.g.strip : p_.g.block_outputs;
+    const int32_t lead = at.block.lead;
+    const int32_t last = min(lead + stride, at.block.end - at.block.output);
+    Walk walk(p_, at.block, at.pixel0);
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < Coordinates::kColumnPairs; ++j) {
-      if ((breaks >> j & 1) == 0) {
-        const int32_t result = base + 8 * j;
-        if (result < count) body(4 * j, result);
-        if (result + 1 < count) body(4 * j + 1, result + 1);
-      } else {
-        bool exists;
-        int32_t result = at.position(at.pixel0 + 8 * j, &exists);
-        if (exists && result < count) body(4 * j, result);
-        result = at.position(at.pixel0 + 8 * j + 1, &exists);
-        if (exists && result < count) body(4 * j + 1, result);
-        base = at.position(8 * (j + 1), &exists) - 8 * (j + 1) + at.pixel0;
-      }
+      const int32_t result = at.pixel0 + 8 * j - walk.skipped();
+      if (walk.first() && result >= lead && result < last) body(4 * j, result);
+      if (walk.second() && result + 1 < last) body(4 * j + 1, result + 1);
+      walk.next();
     }
   }
 
   CUTLASS_DEVICE void collect(const float (&v)[kValues], const Coordinates& at,
                               const bool (&exists)[2]) {
+    // Deviations are taken from a value near the mean: that of the blocks before, at first that of
+    // this one.
+    float near[2] = {running_[0].mean, running_[1].mean};
+    if (running_[0].count == 0) {
+      float sum[2] = {0.f, 0.f};
+      int32_t count = 0;
+      for_own(at, [&](int i, int32_t) {
+        sum[0] += v[i];
+        sum[1] += v[i + 2];
+        ++count;
+      });
+      const float share = count > 0 ? 1.f / float(count) : 0.f;
+      near[0] = sum[0] * share;
+      near[1] = sum[1] * share;
+    }
     float sum[2] = {0.f, 0.f};
-    uint32_t own[(kValues + 63) / 64] = {};  // a bit for each pair of rows' values
-    for_own(at, [&](int i, int32_t) {
-      const int bit = i / 4 * 2 + i % 2;
-      own[bit / 32] |= 1u << bit % 32;
-      sum[0] += v[i];
-      sum[1] += v[i + 2];
-    });
+    float squares[2] = {0.f, 0.f};
     int32_t count = 0;
-    CUTLASS_PRAGMA_UNROLL
-    for (const uint32_t bits : own) count += __popc(bits);
+    for_own(at, [&](int i, int32_t) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const float d = v[i + 2 * r] - near[r];
+        sum[r] += d;
+        squares[r] = fmaf(d, d, squares[r]);
+      }
+      ++count;
+    });
     const float share = count > 0 ? 1.f / float(count) : 0.f;
-    const float mean[2] = {sum[0] * share, sum[1] * share};
-    float m2[2] = {0.f, 0.f};
+    float mean[2];
+    float m2[2];
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kValues; ++i) {
-      const int bit = i / 4 * 2 + i % 2;
-      const float d = v[i] - mean[i / 2 % 2];
-      if ((own[bit / 32] >> bit % 32 & 1) != 0) m2[i / 2 % 2] = fmaf(d, d, m2[i / 2 % 2]);
+    for (int r = 0; r < 2; ++r) {
+      mean[r] = fmaf(sum[r], share, near[r]);
+      m2[r] = fmaxf(fmaf(-sum[r] * share, sum[r], squares[r]), 0.f);
     }
     running_[0].add(mean[0], m2[0], count);
     running_[1].add(mean[1], m2[1], count);

@@ -16,10 +16,11 @@
 
 namespace cutfuse::conv::shift::sm90 {
 
-// Together no more than the kernel is launched with, 168 a thread: else they would wait forever.
+/// Registers of a thread, where one warpgroup produces. Together no more than the kernel is
+/// launched with, 168 each: else they would wait forever.
 inline constexpr uint32_t kProducerRegisters = 104;
 inline constexpr uint32_t kConsumerRegisters = 200;
-static_assert(kProducerRegisters * kProducers + kConsumerRegisters * kConsumers <= 168 * kThreads);
+static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168);
 
 CUTLASS_DEVICE void prepare_control(const Params& p, char* shared) {
   auto& control = *reinterpret_cast<Control*>(shared + p.shared.control);
@@ -36,8 +37,7 @@ CUTLASS_DEVICE void prepare_control(const Params& p, char* shared) {
     cutlass::arch::fence_barrier_init();
   }
   auto* lanes = reinterpret_cast<LaneOffset*>(shared + p.shared.lanes);
-  const int phases = p.g.phases_h * p.g.phases_w;
-  for (int q = threadIdx.x; phases > 1 && q < p.g.lane_groups * kLanes; q += kThreads) {
+  for (int q = threadIdx.x; q < p.g.lane_groups * kLanes; q += blockDim.x) {
     const LaneChannel lane = lane_channel(p.g, q);
     const bool exists = lane.channel < p.g.channels;
     lanes[q] = {uint32_t(lane.channel) * p.channel_bytes + uint32_t(lane.phase_h) * p.row_bytes +
@@ -105,7 +105,9 @@ CUTLASS_DEVICE void consume(const Params& p, char* shared) {
 }
 
 template <int kN, int kPlanes, class Element>
-__global__ void __launch_bounds__(kThreads, 1) shift_kernel(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(kConsumers + producers(kN, kPlanes), 1)
+    shift_kernel(const __grid_constant__ Params params) {
+  constexpr int kProducers = producers(kN, kPlanes);
   extern __shared__ __align__(1024) char shared[];
   prepare_control(params, shared);
   cutlass::arch::fence_view_async_shared();
@@ -113,10 +115,10 @@ __global__ void __launch_bounds__(kThreads, 1) shift_kernel(const __grid_constan
   cutlass::arch::wait_on_dependent_grids();
   cutlass::arch::launch_dependent_grids();
   if (threadIdx.x >= kConsumers) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-    Producer<kPlanes>(params, shared).run();
+    if constexpr (kProducers == 128) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    Producer<kPlanes, kProducers>(params, shared).run();
   } else {
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    if constexpr (kProducers == 128) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     consume<kN, kPlanes, Element>(params, shared);
   }
 }
@@ -128,8 +130,9 @@ Status launch_shift(const Params& params, const DeviceProps& device, void* strea
                                     params.shared.total));
   const int32_t walks = (params.tile_count + params.walk - 1) / params.walk;
   const int32_t blocks = walks < device.sm_count ? walks : device.sm_count;
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
-                static_cast<size_t>(params.shared.total), stream, params);
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)),
+                dim3(kConsumers + producers(kN, kPlanes)), static_cast<size_t>(params.shared.total),
+                stream, params);
 }
 
 template <int kN, int kPlanes, class Element>

@@ -8,8 +8,8 @@
 namespace cutfuse::conv::shift::sm90 {
 
 inline constexpr int kConsumers = 256;  // threads: two warpgroups that multiply and store
-inline constexpr int kProducers = 128;  // one that reads and converts
-inline constexpr int kThreads = kConsumers + kProducers;
+/// Threads that read and convert: two warpgroups where accumulators leave their registers.
+constexpr int producers(int tile_n, int planes) { return tile_n * planes <= 128 ? 256 : 128; }
 inline constexpr int kMaxStages = 4;
 inline constexpr int kMaxRing = 64;  // slabs of weights in shared memory
 inline constexpr int kConsumerWarps = kConsumers / 32;
@@ -25,6 +25,19 @@ struct Control {
   uint64_t slab_empty[kMaxRing];
   int32_t exponent[kMaxStages];  // of the patch: planes hold x * 2^exponent
   uint32_t largest[3];           // bits of the patch's largest magnitude, taken in turn
+};
+
+/// Where a ring of stages has got to: the stage and its barrier's phase.
+struct Turn {
+  int32_t stage = 0;
+  uint32_t phase = 0;
+
+  CUTLASS_DEVICE void next(int32_t stages) {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
 };
 
 /// What a row of the weights' tile needs afterwards.
@@ -47,7 +60,7 @@ CUTLASS_DEVICE Tile decode(const Params& p, int32_t index) {
   index -= tile.image * int32_t(p.tiles_of_image.divisor);
   tile.strip = p.tiles_of_strip.divide(index);
   tile.first = (index - tile.strip * int32_t(p.tiles_of_strip.divisor)) * p.g.tile_blocks;
-  tile.group = outer / p.g.m_tiles;
+  tile.group = p.m_tiles.divide(outer);
   tile.m_tile = outer - tile.group * p.g.m_tiles;
   return tile;
 }
@@ -84,6 +97,8 @@ struct Block {
   int32_t flat;     // the first pixel, in the strip's grid
   int32_t column;   // its column
   int32_t columns;  // of a row that exist
+  int32_t width;    // of a row of results, as pixels of the grid; the rest of the pitch is a gap
+  int32_t lead;     // results before the block's own: 0 or 1, so that column is even
   int32_t output;   // first result, in its plane
   int32_t end;      // of the run that these results are a piece of
   bool starts;      // the run starts here
@@ -97,6 +112,8 @@ CUTLASS_DEVICE Block make_block(const Params& p, const Tile& tile, int32_t numbe
     block.flat = number * g.pitch;
     block.column = 0;
     block.columns = g.out_width - first;
+    block.width = g.pitch;
+    block.lead = 0;
     block.output = number * g.out_width + first;
     block.end = (number + 1) * g.out_width;
     block.starts = first == 0;
@@ -105,6 +122,10 @@ CUTLASS_DEVICE Block make_block(const Params& p, const Tile& tile, int32_t numbe
     block.output = number * g.block_outputs;
     const int32_t row = p.out_width.divide(block.output);
     block.column = block.output - row * g.out_width;
+    block.lead = block.column % 2;
+    block.column -= block.lead;
+    block.output -= block.lead;
+    block.width = g.out_width;
     block.flat = row * g.pitch + block.column;
     block.columns = g.out_width;
     block.end = g.out_height * g.out_width;

@@ -1,0 +1,133 @@
+"""Which convolutions have a kernel, how it is laid out, and who is expected to be faster."""
+
+import re
+from typing import Any
+
+import pytest
+
+from .native import binding
+
+_C = binding()
+NOTHING = _C.Program([], [])
+H200 = _C.DeviceProps()
+
+# Sizes of x, out_channels, kernel, stride, padding, dilation, groups, transposed.
+CONV2D = (256, 3, 224, 224, 96, 11, 4, 2, 1, 1, False)
+TRANSPOSED = (8, 32, 512, 1024, 32, 3, 1, 0, 1, 1, True)
+BATCH_NORM = (128, 8, 128, 128, 64, 3, 1, 0, 1, 1, False)
+FOUNDING = (CONV2D, TRANSPOSED, BATCH_NORM)
+TIERS = {"ieee": 0, "tf32": 1}
+
+
+def out_size(size: int, kernel: int, stride: int, pad: int, dilation: int, transposed: bool) -> int:
+    reach = dilation * (kernel - 1)
+    if transposed:
+        return (size - 1) * stride - 2 * pad + reach + 1
+    return (size + 2 * pad - reach - 1) // stride + 1
+
+
+def problem(shape: tuple[Any, ...], tier: str = "tf32", **changes: Any) -> Any:
+    batch, channels, height, width, out, kernel, stride, pad, dilation, groups, transposed = shape
+    sizes = [out_size(n, kernel, stride, pad, dilation, transposed) for n in (height, width)]
+    given = {
+        "batch": batch,
+        "channels": channels,
+        "height": height,
+        "width": width,
+        "out_channels": out,
+        "kernel_h": kernel,
+        "kernel_w": kernel,
+        "stride_h": stride,
+        "stride_w": stride,
+        "pad_h": pad,
+        "pad_w": pad,
+        "dilation_h": dilation,
+        "dilation_w": dilation,
+        "groups": groups,
+        "out_h": sizes[0],
+        "out_w": sizes[1],
+        "transposed": transposed,
+        "program": NOTHING,
+        "tail": 0,
+        "after": NOTHING,
+        "precision": TIERS[tier],
+        "dtype": 0,
+    }
+    return _C.ConvProblem(**{**given, **changes})
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("shape", FOUNDING)
+def test_founding_problems_are_taken(shape: tuple[Any, ...], tier: str) -> None:
+    assert _C.conv_why_not(problem(shape, tier), H200) is None
+    assert _C.conv_why_slower(problem(shape, tier), H200) is None
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_tiny_problem_is_slower(tier: str) -> None:
+    tiny = (1, 3, 16, 16, 8, 3, 1, 1, 1, 1, False)
+    assert "expected to be faster" in _C.conv_why_slower(problem(tiny, tier), H200)
+
+
+def test_tiles_cover_every_result() -> None:
+    text = _C.make_conv_plan(problem(BATCH_NORM), H200).describe()
+    found = re.search(r"(\d+) tiles of (\d) x (\d+) results", text)
+    assert found is not None
+    tiles, blocks, results = map(int, found.groups())
+    assert tiles * blocks * results >= 128 * 126 * 126
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"groups": 3}, RuntimeError, "groups is 3; it must divide"),
+        ({"stride_h": 0}, ValueError, "stride_h is 0; it must be at least 1"),
+        ({"batch": -1}, ValueError, "batch is -1; it must be at least 0"),
+        ({"batch": 1 << 60}, RuntimeError, "too many elements"),
+    ],
+)
+def test_invalid_problems(changes: dict[str, int], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=re.escape(words)):
+        _C.make_conv_plan(problem(BATCH_NORM, **changes), H200)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((2, 16, 32, 32, 16, 3, 2, 1, 1, 1, True), "transposed convolution of stride 2x2"),
+        ((2, 0, 32, 32, 16, 3, 1, 1, 1, 1, False), "no channels"),
+    ],
+)
+def test_what_no_kernel_takes_is_said(shape: tuple[Any, ...], words: str) -> None:
+    assert words in _C.conv_why_not(problem(shape), H200)
+
+
+def test_other_architectures_have_no_kernel() -> None:
+    reason = _C.conv_why_not(problem(BATCH_NORM), _C.DeviceProps(major=8, minor=0))
+    assert "compute capability 9.0 only, not 8.0" in reason
+
+
+def test_long_sums_at_ieee_are_left_to_pytorch() -> None:
+    shape = (1, 128, 40, 40, 64, 7, 1, 3, 1, 1, False)
+    assert "sums of 6272 terms" in _C.conv_why_not(problem(shape, "ieee"), H200)
+    assert _C.conv_why_not(problem(shape, "tf32"), H200) is None
+
+
+def test_every_compiled_policy_runs_a_founding_problem() -> None:
+    for policy in _C.compiled_conv_policies():
+        tier = "ieee" if policy.planes == 2 else "tf32"
+        plan = _C.make_conv_plan(problem(BATCH_NORM, tier), H200, policy)
+        assert plan.policy == policy
+        assert plan.packed_bytes > 0
+        assert repr(policy).removeprefix("Conv") in plan.describe().replace("ConvP", "P")
+
+
+def test_a_policy_that_is_not_compiled() -> None:
+    with pytest.raises(NotImplementedError, match="is not compiled"):
+        _C.make_conv_plan(problem(BATCH_NORM), H200, _C.ConvPolicy(104))
+
+
+def test_packed_forms_of_equal_plans_are_equal() -> None:
+    one, other = (_C.make_conv_plan(problem(BATCH_NORM), H200) for _ in range(2))
+    assert one.packed_key == other.packed_key
+    assert one.packed_key != _C.make_conv_plan(problem(BATCH_NORM, "ieee"), H200).packed_key
