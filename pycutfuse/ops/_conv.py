@@ -69,8 +69,8 @@ def _start(recipe: _conv_launch.ConvRecipe, call: Call) -> Tensor:
 
 
 def is_handed_over(found: object, call: Call, tier: str) -> bool:
-    """Whether what was decided of a call is that torch runs it; counts it then."""
-    if not isinstance(found, Refusal) or found.fallback:
+    """As `_handover.is_handed_over`, at cuDNN's tier; False for what autograd records."""
+    if not isinstance(found, Refusal) or found.fallback or _conv_call.is_recorded(call):
         return False
     if call.x.dtype is torch.float32 and config.torch_conv_tier() != tier:
         return False  # the chain would run at torch's tier

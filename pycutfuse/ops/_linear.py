@@ -228,13 +228,14 @@ def run_decided(
     find = _launch.cached if memo is None else memo.find
     found = find((x, weight, planes, *operands), program, tier, kind.tail)
     codes, constants = program.codes, program.constants
+    records = torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands)
     if isinstance(found, _launch.Recipe):
-        if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
+        if records:
             head = (x, weight, planes, words, codes, constants, precision, found)
             recorded: Tensor = apply(*head, *operands)
             return recorded
         return _launch.launch(found, x, weight, planes, words, operands)
-    if _handover.is_handed_over(kind.name, found, x, tier):
+    if not records and _handover.is_handed_over(kind.name, found, x, tier):
         value = kind.reference(x, weight, codes, constants, operands, program.biased)
         return value.contiguous()
     return None

@@ -173,7 +173,9 @@ def run(call: Call, memo: Memo | None = None) -> Tensor:
         found = None if tier == "torch" else raw.find(find, call, tier)
         if isinstance(found, Recipe):
             return start(found, call)
-        if _handover.is_handed_over(NAME, found, call.x, tier):
+        check_eps(call.eps)
+        records = torch.is_grad_enabled() and _needs_grad(call)
+        if not records and _handover.is_handed_over(NAME, found, call.x, tier):
             return _chain(call)
     if _gate.autocasts(call.x):
         return _under_autocast(call, memo)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import pycutfuse as pcf
 from pycutfuse import reference
@@ -65,14 +66,23 @@ def test_a_known_small_call_takes_the_short_way(
         raise AssertionError("through the dispatcher")
 
     call, plain = getattr(pcf.ops, operator), getattr(reference, operator)
-    x, weight = (tensor.clone().requires_grad_() for tensor in SMALL)
     call(*SMALL)
     for module in (_linear, _linear_logsumexp):
         monkeypatch.setattr(module, "_forward_op", unexpected)
-    call(x, weight).sum().backward()
-    (expected,) = torch.autograd.grad(plain(x, weight, (), (), ()).sum(), x)
-    torch.testing.assert_close(x.grad, expected)
+    torch.testing.assert_close(call(*SMALL), plain(*SMALL, (), (), ()))
     assert sum(pcf.counters()["handover"].values()) == 2
+
+
+def test_what_autograd_records_saves_the_same_each_time(binding: Impatient) -> None:
+    """Or checkpointing refuses the second run: the first one goes through the operator."""
+    x, weight = (tensor.clone().requires_grad_() for tensor in SMALL)
+
+    def call() -> torch.Tensor:
+        return pcf.ops.linear(x, weight).sigmoid()
+
+    checkpoint(call, use_reentrant=False).sum().backward()
+    (expected,) = torch.autograd.grad(F.linear(x, weight).sigmoid().sum(), x)
+    torch.testing.assert_close(x.grad, expected)
 
 
 def test_a_large_call_is_launched(binding: Impatient) -> None:
