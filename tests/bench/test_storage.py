@@ -160,10 +160,10 @@ def test_the_second_format_is_read_with_its_one_host_time():
 def test_committed_results_are_rendered(path):
     run = storage.read(path)
     assert run.passed
-    name = "linear_scale_batch_norm.16384x4096-4096.train"
-    tiers = [case.tier for case in run.cases if case.name == name]  # a table each
-    assert tiers
-    assert report.markdown(run).count(f"| {name} |") == len(tiers)
+    names = [case.name for case in run.cases if case.timings]  # a table for each tier
+    assert names
+    for name in set(names):
+        assert report.markdown(run).count(f"| {name} |") >= names.count(name)
 
 
 def test_who_is_cut_off_while_writing_leaves_the_old_file(tmp_path, monkeypatch):

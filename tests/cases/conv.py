@@ -160,12 +160,8 @@ KERNEL = [
     ConvCase(1, 16, (4, 4), (32, 32), 7, padding="same"),
     ConvCase(32, 32, (3, 3), (40, 41), 2, groups=4, padding=1),
     ConvCase(24, 48, (3, 3), (40, 41), 2, dilation=2, padding=2),
-    ConvCase(5, 16, (3, 3), (3, 3), 128),
     ConvCase(32, 32, (3, 3), (24, 130), 2, transposed=True, bias=False),
     ConvCase(32, 32, (3, 3), (17, 19), 3, transposed=True, padding=1),
-    ConvCase(16, 24, (4, 4), (16, 33), 2, transposed=True, stride=2, padding=1),
-    ConvCase(16, 24, (3, 3), (13, 17), 2, transposed=True, stride=2, padding=1, output_padding=1),
-    ConvCase(40, 16, (5, 5), (11, 29), 1, transposed=True, stride=3, padding=2),
     ConvCase(32, 32, (3, 3), (20, 21), 2, transposed=True, groups=2, dilation=2),
 ]
 
