@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pycutfuse import _loader, support
 from pycutfuse.ops import _conv_launch, _conv_packed, _launch
 from pycutfuse.reference import apply_program
+from pycutfuse.testing.repro.taps import Taps
 
 from . import simulated
 
@@ -111,14 +111,9 @@ class ConvBinding(simulated.Binding):
 
 def _convolve(x: Tensor, weight: Tensor, p: Any) -> Tensor:
     """The result by its size alone: what is below and right of x is padded as far as it reaches."""
-    stride, dilation = (p.stride_h, p.stride_w), (p.dilation_h, p.dilation_w)
-    if p.transposed:
-        full = F.conv_transpose2d(x, weight, None, stride, 0, 0, p.groups, dilation)
-        wide = F.pad(full, (0, 8, 0, 8))
-        return wide[:, :, p.pad_h :, p.pad_w :][:, :, : p.out_h, : p.out_w]
-    wide = F.pad(x, (p.pad_w, 8, p.pad_h, 8))
-    found = F.conv2d(wide, weight, None, stride, 0, dilation, p.groups)
-    return found[:, :, : p.out_h, : p.out_w]
+    kernel, stride, padding = (p.kernel_h, p.kernel_w), (p.stride_h, p.stride_w), (p.pad_h, p.pad_w)
+    taps = Taps(kernel, stride, padding, (p.dilation_h, p.dilation_w), p.groups, p.transposed)
+    return taps.forward(x.double(), weight.double(), (p.out_h, p.out_w)).float()
 
 
 def _operands(flat: Sequence[int], p: Any) -> list[Tensor]:

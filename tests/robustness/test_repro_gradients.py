@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pycutfuse.testing.repro import (
@@ -17,6 +18,7 @@ from pycutfuse.testing.repro import (
     check,
     checking,
 )
+from pycutfuse.testing.repro.case import Case, make_case
 from pycutfuse.testing.repro.envelope import Rounding
 from pycutfuse.testing.repro.gradients import typical_errors
 
@@ -43,16 +45,16 @@ def judged(
     monkeypatch: pytest.MonkeyPatch, config: LinearConfig, change: Callable[[Tensor], Tensor]
 ) -> str:
     """The verdict at TF32 where backward changes the gradient that enters its contractions."""
-    linear = calls.F.linear
+    linear = F.linear
 
     def changed(*given: Tensor) -> Tensor:
         value = linear(*given)
         value.register_hook(change)
         return value
 
-    def call(case: calls.Case) -> Tensor:
+    def call(case: Case) -> Tensor:
         with monkeypatch.context() as patch:
-            patch.setattr(calls.F, "linear", changed)
+            patch.setattr(F, "linear", changed)
             return calls.torch_chain(case)
 
     rounding = SimpleNamespace(of=lambda dtype, _, k: Rounding.of(dtype, "tf32", k))
@@ -73,7 +75,7 @@ def without_a_row(grad: Tensor) -> Tensor:
 
 def test_float64_keeps_a_tensor_where_the_call_has_it() -> None:
     """A gradient of an operand on the CPU is there, whatever the call's device."""
-    case = calls.make_case(ON_CPU, torch.device("cpu"))
+    case = make_case(ON_CPU, torch.device("cpu"))
     elsewhere = replace(case, device=torch.device("meta"))
     assert {t.device.type for t in elsewhere.wide().tensors.values()} == {"cpu"}
 
@@ -107,7 +109,7 @@ def test_every_gradient_has_a_typical_error(leading: tuple[int, ...]) -> None:
         program=tuple(StepRecipe("mul", operand=step) for step in steps),
     )
     config = replace(config, backward=config.names())
-    case = calls.make_case(config, torch.device("cpu")).wide()
+    case = make_case(config, torch.device("cpu")).wide()
     rounding = Rounding.of(torch.float32, "ieee", 6)
     found = typical_errors(case, torch.ones(out, dtype=torch.float64), rounding)
     calls.torch_chain(leaves := case.leaves()).sum().backward()

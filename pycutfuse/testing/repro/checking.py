@@ -14,18 +14,19 @@ from pycutfuse import config as settings
 from pycutfuse.testing.memory import GuardError
 from pycutfuse.testing.repro import judge
 from pycutfuse.testing.repro.calls import (
-    Case,
     flags,
-    make_case,
+    mistakes_of,
+    operator_of,
     our_call,
     surroundings,
     torch_chain,
     walk_chain,
 )
-from pycutfuse.testing.repro.envelope import Rounding
+from pycutfuse.testing.repro.case import Case, make_case
+from pycutfuse.testing.repro.config import Config
+from pycutfuse.testing.repro.envelope import Rounding, as_rows
 from pycutfuse.testing.repro.gradients import typical_errors
-from pycutfuse.testing.repro.linear import LinearConfig
-from pycutfuse.testing.repro.mistakes import MISTAKES
+from pycutfuse.testing.repro.unchanged import changed, snapshot
 
 VERDICTS = ("correct", "rejected", "wrong", "crash", "unclean")
 FAILURES = ("wrong", "crash", "unclean")
@@ -68,7 +69,7 @@ class _Result:
     running: dict[str, Tensor] = field(default_factory=dict)
 
 
-def check(config: LinearConfig, device: str | torch.device) -> Outcome:
+def check(config: Config, device: str | torch.device) -> Outcome:
     """Make the call of `config` on `device` and judge it. Raises nothing but on Ctrl-C."""
     where = torch.device(device)
     outer = settings.set_fallback_policy("silent")
@@ -128,9 +129,19 @@ def _run(case: Case, call: Callable[[Case], Any], upstream: Tensor | None) -> _R
     return result
 
 
-def _check(config: LinearConfig, device: torch.device) -> Outcome:
+def _ours(case: Case, upstream: Tensor | None) -> tuple[_Result, str | None]:
+    """Our result, and what was written that should not be."""
+    given, before = dict(case.tensors), snapshot(case.tensors)
+    with surroundings(case):
+        ours = _run(case, our_call, upstream)
+        _settle(case.device)
+    name = changed(given, before)
+    return ours, None if name is None else f"{name} was written to"
+
+
+def _check(config: Config, device: torch.device) -> Outcome:
     case = make_case(config, device)
-    mistake = None if config.mistake is None else MISTAKES[config.mistake]
+    mistake = None if config.mistake is None else mistakes_of(config)[config.mistake]
     if mistake is not None:
         mistake.make(case)
     tier = config.precision
@@ -149,22 +160,25 @@ def _check(config: LinearConfig, device: torch.device) -> Outcome:
     on_cuda = device.type == "cuda"
     rounding = Rounding.of(dtype, "tf32" if tf32 and on_cuda else "ieee", config.k)
     walk, running = walk_chain(case.wide(), rounding)
-    exact = config.integers and walk.exact and rounding.floor == 2.0**-22
-    upstream = _upstream(case, first.out, walk.unsure | walk.ambiguous, exact)
+    exact = whole = config.integers and walk.exact and rounding.floor == 2.0**-22
+    upstream = _upstream(case, first.out, walk.unsure | walk.ambiguous, whole)
     own_case = case.leaves()
-    with surroundings(config):
-        ours = _run(own_case, our_call, upstream)
-        _settle(device)
+    ours, problem = _ours(own_case, upstream)
+    if problem is not None:
+        return Outcome(config.seed, "wrong", problem)
     if ours.error is not None:
         if upstream is not None:
             again = torchs(case.leaves(), upstream)
             if again.error is not None and type(again.error) is type(ours.error):
                 return Outcome(config.seed, "rejected", "backward, as torch")
         return _failure(config.seed, ours.error, "a valid call raised")
+    # Whole numbers that torch's algorithm transforms need not stay whole.
+    if on_cuda and not operator_of(config).torch_is_definite:
+        exact = exact and not any(settings.counters().values())
     outcome = _judge_values(config, ours, first, walk, running, exact)
     if outcome.verdict != "correct" or upstream is None:
         return outcome
-    count = 0 if exact else SAMPLES
+    count = 0 if whole else SAMPLES
     samples = [torchs(case.leaves(), upstream)]
     for at in range(count):
         samples.append(torchs(_perturbed(case, rounding.floor, at), upstream))
@@ -185,7 +199,9 @@ def _upstream(case: Case, out: Tensor, unsure: Tensor, exact: bool) -> Tensor | 
     if exact:
         return value.mul_(2).round_()
     if case.statistics is not None and case.statistics.training:
-        unsure = unsure.any(0)  # of the column, as each of its elements moves all
+        dims = case.config.pixel_dims
+        # Of the channel, as each of its elements moves all.
+        unsure = as_rows(unsure, dims).any(0).reshape(-1, *(1,) * dims)
     return torch.where(unsure, torch.zeros_like(value), value)
 
 
@@ -199,19 +215,21 @@ def _perturbed(case: Case, floor: float, number: int) -> Case:
 
 
 def _judge_values(
-    config: LinearConfig,
+    config: Config,
     ours: _Result,
     theirs: _Result,
     walk: Any,
     running: dict[str, tuple[Tensor, Tensor]],
     exact: bool,
 ) -> Outcome:
-    found = [("output", judge.judge_value(ours.out, theirs.out, walk, exact=exact))]
+    bare = config.tail is None and not config.program
+    options = {"exact": exact, "definite": operator_of(config).torch_is_definite}
+    options["strides"] = bare and config.pixel_dims > 0 and ours.out.is_cuda
+    found = [("output", judge.judge_value(ours.out, theirs.out, walk, **options))]
     for name, tensor in ours.running.items():
         other = theirs.running[name]
         if name in running:
-            clear = ~walk.ambiguous
-            clear = clear.all(0) if clear.shape[0] else torch.ones_like(tensor, dtype=torch.bool)
+            clear = as_rows(~walk.ambiguous, config.pixel_dims).all(0)
             found.append((name, judge.judge_running(tensor, other, *running[name], clear)))
         elif not torch.equal(tensor, other):
             found.append((name, judge.Judgement(f"is {_brief(tensor)}, torch's {_brief(other)}")))
@@ -255,9 +273,9 @@ def _check_rejection(case: Case, expected: type[Exception], first: _Result | Non
         if (own.statistics is not None)
         else {}
     )
-    with surroundings(case.config):
-        ours = _run(own, our_call, None)
-        _settle(case.device)
+    ours, problem = _ours(own, None)
+    if problem is not None:
+        return Outcome(seed, "wrong", f"{what}: {problem}")
     if ours.error is None:
         if expected is IndexError and ours.out.numel() == 0:
             return Outcome(seed, "correct")  # torch stumbles over its own empty tensor

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pycutfuse.testing.repro import FAILURES, FAMILIES, Outcome, source
-from pycutfuse.testing.repro.runner import LIMITS, ChildFailedError, Job, Totals, run_range
+from pycutfuse.testing.repro.runner import DEVICES, LIMITS, ChildFailedError, Job, Totals, run_range
 
 OK, FAILED, USAGE = 0, 1, 2
 PASTE = """\
@@ -44,8 +44,8 @@ def _parser() -> argparse.ArgumentParser:
         "--limit",
         type=_limit,
         metavar="P",
-        help="M * N * K is at most 2^P; another limit draws other configurations "
-        f"(default: {LIMITS['cuda']} on a GPU, {LIMITS['cpu']} on the CPU)",
+        help="at most 2^P multiplications; another limit draws other configurations (default: "
+        "33 for linear and 31 for conv on a GPU, 20 on the CPU)",
     )
     parser.add_argument(
         "--timeout", type=_seconds, default=120.0, metavar="S", help="of one seed (default: 120 s)"
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pycutfuse: {problem}", file=sys.stderr)
         return USAGE
     kind = torch.device(device).type
-    job = Job(given.family, device, given.limit or LIMITS[kind], given.timeout)
+    job = Job(given.family, device, given.limit or LIMITS[given.family][kind], given.timeout)
     if kind == "cpu":
         print("cpu: the operators run their reference path; no kernel is tested", file=sys.stderr)
     if given.count is None:
@@ -110,7 +110,7 @@ def _device_problem(name: str) -> str | None:
         device = torch.device(name)
     except RuntimeError:
         return f"--device {name}: use cpu or cuda[:N]"
-    if device.type not in LIMITS:
+    if device.type not in DEVICES:
         return f"--device {name}: use cpu or cuda[:N]"
     found = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= found:

@@ -8,7 +8,7 @@ carried through whatever follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,18 @@ def clean(error: Tensor, value: Tensor) -> Tensor:
     return torch.where(value.isfinite() & ~error.isnan(), error, 0.0)
 
 
+def as_rows(value: Tensor, pixel_dims: int) -> Tensor:
+    """(M, channels) of a tensor whose channels are followed by `pixel_dims` dimensions."""
+    return value.movedim(-1 - pixel_dims, -1).flatten(0, -2)
+
+
+def of_rows(rows: Tensor, shape: torch.Size, pixel_dims: int) -> Tensor:
+    """`as_rows` of a tensor of `shape` undone."""
+    at = len(shape) - 1 - pixel_dims
+    last = (*shape[:at], *shape[at + 1 :], shape[at])
+    return rows.reshape(last).movedim(-1, at)
+
+
 @dataclass
 class Envelope:
     """Attributes: float64 value; error bound; typical error; and two masks.
@@ -70,15 +82,20 @@ class Envelope:
     @classmethod
     def contraction(cls, x: Tensor, weight: Tensor, rounding: Rounding) -> Envelope:
         """x @ weight.T of float64 tensors."""
-        value = x @ weight.mT
         big, wide = x.abs(), weight.abs()
-        bound = big @ wide.mT
-        walk = (x.square() @ weight.mT.square()).sqrt()  # of K errors with random signs
         lost: Any = (x.shape[-1] + 1) * rounding.tiny
         if x.shape[-1]:
             tops = big.amax(-1, keepdim=True) * wide.sum(-1)
             tops = tops + big.sum(-1, keepdim=True) * wide.amax(-1)
             lost = lost + RANGE * tops
+        squares = x.square() @ weight.mT.square()
+        return cls.of_sums((x @ weight.mT, big @ wide.mT, squares), lost, rounding)
+
+    @classmethod
+    def of_sums(cls, sums: Sequence[Tensor], lost: Any, rounding: Rounding) -> Envelope:
+        """Sums of products, of their magnitudes and of their squares; `lost` is below range."""
+        value, bound, squares = sums
+        walk = squares.sqrt()  # of K errors with random signs
         error = rounding.floor * bound + lost
         typical = rounding.floor * torch.maximum(walk, value.abs()) + lost
         made = cls(
@@ -141,6 +158,11 @@ class Envelope:
             kinks=kind.kinks(constants),
             curved=kind.curved,
         )
+
+    def reshape(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Give all of it another shape."""
+        self.value, self.error, self.typical = map(change, (self.value, self.error, self.typical))
+        self.unsure, self.ambiguous = change(self.unsure), change(self.ambiguous)
 
     @property
     def scale(self) -> Tensor:

@@ -2,10 +2,11 @@
 
 Values (`judge_value`)
     Kinds (finite, NaN, inf, -inf) equal PyTorch's own, except where the float64 value is within an
-    error of the dtype's range. Whole numbers that float32 holds are exact. Else both errors of
-    DESIGN.md section 9, here with scales carried through the chain (`envelope`), are at most
-    ``MARGIN`` times max(PyTorch's in the same run, floor). The Frobenius one counts where at least
-    ``ENOUGH`` elements carry it: fewer are a matter of luck.
+    error of the dtype's range. cuDNN may compute a convolution from transformed images, which
+    spread a non-finite value: those of the float64 value are right, too. Whole numbers that float32
+    holds are exact. Else both errors of DESIGN.md section 9, here with scales carried through the
+    chain (`envelope`), are at most ``MARGIN`` times max(PyTorch's in the same run, floor). The
+    Frobenius one counts where at least ``ENOUGH`` elements carry it: fewer are a matter of luck.
 
     Why no false alarms: a correct result of the promised accuracy lies inside the envelope by
     construction, whatever the steps amplify. Why real bugs are seen: the envelope of a contraction
@@ -55,19 +56,27 @@ def _first(mask: Tensor) -> tuple[int, ...]:
     return tuple(int(i) for i in mask.nonzero()[0])
 
 
-def compare_form(ours: Tensor, theirs: Tensor) -> str | None:
-    """Say how shape, dtype or device differ from torch's, or None."""
+def compare_form(ours: Tensor, theirs: Tensor, *, strides: bool = False) -> str | None:
+    """Say how shape, dtype or device differ from torch's, or None; `strides` compares them too."""
     for name in ("shape", "dtype", "device"):
         own, other = getattr(ours, name), getattr(theirs, name)
         if own != other:
             shown = (tuple(own), tuple(other)) if name == "shape" else (own, other)
             return f"{name} is {shown[0]}, torch's is {shown[1]}"
+    if strides and ours.numel():
+        pairs = zip(ours.stride(), theirs.stride(), ours.shape, strict=True)
+        if any(own != other and size > 1 for own, other, size in pairs):
+            return f"strides are {ours.stride()}, torch's are {theirs.stride()}"
     return None
 
 
-def _compare_kinds(ours: Tensor, theirs: Tensor, where: Tensor) -> str | None:
+def _compare_kinds(
+    ours: Tensor, theirs: Tensor, where: Tensor, definition: Tensor | None = None
+) -> str | None:
     own, other = kinds(ours), kinds(theirs)
     differ = (own != other) & where
+    if definition is not None:
+        differ &= own != kinds(definition)
     if not bool(differ.any()):
         return None
     at = _first(differ)
@@ -83,15 +92,26 @@ def _worst(ours: Tensor, exact: Tensor, scale: Tensor, valid: Tensor) -> str:
     return f"; worst at {at}: {float(ours[at]):.9g}, exact {float(exact[at]):.9g}"
 
 
-def judge_value(ours: Tensor, theirs: Tensor, walk: Envelope, *, exact: bool = False) -> Judgement:
-    """Compare a result with torch's and with its envelope; `exact` wants equality."""
-    problem = compare_form(ours, theirs)
+def judge_value(
+    ours: Tensor,
+    theirs: Tensor,
+    walk: Envelope,
+    *,
+    exact: bool = False,
+    definite: bool = True,
+    strides: bool = False,
+) -> Judgement:
+    """Compare a result with torch's and with its envelope; `exact` wants equality.
+
+    Without `definite` a kind may be that of the float64 value in place of torch's.
+    """
+    problem = compare_form(ours, theirs, strides=strides)
     if problem is not None:
         return Judgement(problem)
     if ours.numel() == 0:
         return Judgement()
     clear = ~walk.ambiguous
-    problem = _compare_kinds(ours, theirs, clear)
+    problem = _compare_kinds(ours, theirs, clear, None if definite else walk.value)
     if problem is not None:
         return Judgement(problem)
     if exact:

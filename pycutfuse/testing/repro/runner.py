@@ -17,7 +17,9 @@ from pycutfuse.testing.repro import FAILURES, FAMILIES, VERDICTS, Outcome, check
 
 CHUNK = 250  # seeds of one process: bounds what a leak may grow to
 STARTUP_S = 180.0  # importing torch and starting the device, on a loaded machine
-LIMITS = {"cuda": 33, "cpu": 20}  # log2 of the largest M * N * K
+# log2 of the largest M * N * K
+LIMITS = {"linear": {"cuda": 33, "cpu": 20}, "conv": {"cuda": 31, "cpu": 20}}
+DEVICES = ("cuda", "cpu")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Job:
         """How to see `seed` again."""
         words = f"python -m pycutfuse.testing.repro --family {self.family} --seed {seed}"
         kind = self.device.split(":")[0]
-        other = f" --limit {self.limit}" if self.limit != LIMITS[kind] else ""
+        other = f" --limit {self.limit}" if self.limit != LIMITS[self.family][kind] else ""
         return f"{words} --device {self.device}{other}"
 
 

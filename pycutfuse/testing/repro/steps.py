@@ -163,31 +163,54 @@ STEPS: dict[str, StepKind] = {
 
 
 def draw_step(
-    rng: random.Random, out_shape: tuple[int, ...], dtype: str, *, integers: bool = False
+    rng: random.Random,
+    out_shape: tuple[int, ...],
+    dtype: str,
+    *,
+    integers: bool = False,
+    pixel_dims: int = 0,
 ) -> StepRecipe:
     """Draw a step for a value of `out_shape`; with `integers`, one that keeps them exact."""
     names = [name for name, kind in STEPS.items() if kind.integer or not integers]
     name = rng.choices(names, [STEPS[name].weight for name in names])[0]
     kind = STEPS[name]
     if kind.binary and rng.random() < 0.6:
-        return StepRecipe(name, (), draw_operand(rng, name, out_shape, dtype, integers=integers))
+        operand = draw_operand(
+            rng, name, out_shape, dtype, integers=integers, pixel_dims=pixel_dims
+        )
+        return StepRecipe(name, (), operand)
     constants = kind.draw(rng)
     if integers:
         constants = tuple(float(round(c)) for c in constants)
     return StepRecipe(name, constants)
 
 
+_FORMS = ("scalar", "vector", "vector", "column", "full", "mixed")
+# No kernel reads a column or most of the mixed ones beside an image.
+_IMAGE_FORMS = (*("scalar", "vector", "vector", "vector", "full") * 3, "column", "mixed")
+
+
 def draw_operand(
-    rng: random.Random, name: str, out_shape: tuple[int, ...], dtype: str, *, integers: bool
+    rng: random.Random,
+    name: str,
+    out_shape: tuple[int, ...],
+    dtype: str,
+    *,
+    integers: bool,
+    pixel_dims: int = 0,
 ) -> TensorRecipe:
-    """A scalar, a vector, a column, a full tensor, or one with any dimensions of size 1."""
-    form = rng.choice(("scalar", "vector", "vector", "column", "full", "mixed"))
+    """A scalar, a vector, a column, a full tensor, or one with any dimensions of size 1.
+
+    A vector has one value for each channel, which `pixel_dims` more dimensions follow.
+    """
+    channel = len(out_shape) - 1 - pixel_dims
+    form = rng.choice(_IMAGE_FORMS if pixel_dims else _FORMS)
     if form == "scalar":
         shape: tuple[int, ...] = ()
     elif form == "vector":
-        shape = out_shape[-1:]
+        shape = (out_shape[channel], *(1,) * pixel_dims)
     elif form == "column":
-        shape = (*out_shape[:-1], 1)
+        shape = (*out_shape[:channel], 1, *out_shape[channel + 1 :])
     elif form == "full":
         shape = out_shape
     else:

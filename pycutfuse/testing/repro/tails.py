@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pycutfuse import nn
-from pycutfuse.testing.repro.envelope import Envelope, clean
+from pycutfuse.testing.repro.envelope import Envelope, as_rows, clean, of_rows
 from pycutfuse.testing.repro.tensors import TensorRecipe
 
 # Unit roundoffs of normalising one value, and relative ones of a column's standard deviation.
@@ -61,7 +61,7 @@ class Statistics:
 class BatchNorm:
     """Tail ``batch_norm``.
 
-    `affine`, `track` and `momentum` are nn.BatchNorm1d's. Without `track` the batch's own
+    `affine`, `track` and `momentum` are nn.BatchNorm1d's and 2d's. Without `track` the batch's own
     statistics are used, so `training` must be set.
     """
 
@@ -130,7 +130,7 @@ if hasattr(nn, "LinearLogSumExp"):
 
 
 def batch_norm(z: Tensor, s: Statistics) -> Tensor:
-    """nn.BatchNorm1d's forward on z, in the words of torch; updates running statistics."""
+    """nn.BatchNorm1d's or 2d's forward on z, in the words of torch; updates running statistics."""
     factor = 0.0 if s.momentum is None else s.momentum
     if s.training and s.count is not None:
         s.count.add_(1)
@@ -139,8 +139,12 @@ def batch_norm(z: Tensor, s: Statistics) -> Tensor:
     return F.batch_norm(z, s.mean, s.var, s.weight, s.bias, s.training, factor, s.eps)
 
 
-def batch_norm_envelope(walk: Envelope, s: Statistics) -> dict[str, tuple[Tensor, Tensor]]:
+def batch_norm_envelope(
+    walk: Envelope, s: Statistics, pixel_dims: int = 0
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Carry `walk` through a batch norm; `s` in float64.
+
+    `pixel_dims` dimensions follow that of the channels.
 
     Returns
     -------
@@ -151,6 +155,15 @@ def batch_norm_envelope(walk: Envelope, s: Statistics) -> dict[str, tuple[Tensor
     -----
     A standard deviation is a norm, so errors e of its values move it by at most their rms.
     """
+    shape = walk.value.shape
+    walk.reshape(lambda t: as_rows(t, pixel_dims))
+    running = _of_rows(walk, s)
+    walk.reshape(lambda t: of_rows(t, shape, pixel_dims))
+    return running
+
+
+def _of_rows(walk: Envelope, s: Statistics) -> dict[str, tuple[Tensor, Tensor]]:
+    """`batch_norm_envelope` of rows (M, channels)."""
     z, error, unit = walk.value, walk.error, walk.rounding.unit
     result = batch_norm(z, updated := s.copy())
     weight = z.new_ones(z.shape[1:]) if s.weight is None else s.weight.abs()

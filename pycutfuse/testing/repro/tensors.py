@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FILLS = ("randn", "rand", "lognormal", "integers", "rows", "wide", "zero_rows", "away_from_zero")
+FILLS = (
+    *("randn", "rand", "lognormal", "integers", "zeros", "zero_rows", "away_from_zero"),
+    *("rows", "planes", "images", "wide"),
+)
 LAYOUTS = (
     "transposed",
     "swapped",
@@ -19,6 +22,8 @@ LAYOUTS = (
     "expanded",
     "constant",
 )
+IMAGE_LAYOUTS = (*LAYOUTS, "channels_last", "channels_last", "gray")
+_SHARED = {"rows": 1, "planes": 2, "images": 3}  # last dimensions that share a scale
 INTEGER_LIMIT = 3
 _INF, _NAN = float("inf"), float("nan")
 
@@ -33,10 +38,10 @@ class TensorRecipe:
     dtype : str
         Name in torch.
     fill : str
-        One of ``FILLS``: ``rows`` scales rows and ``wide`` elements by 2^±span,
-        ``away_from_zero`` is uniform on ±[0.5, 1.5).
+        One of ``FILLS``: ``rows`` scales rows, ``planes`` and ``images`` the last two and three
+        dimensions, and ``wide`` elements, by 2^±span; ``away_from_zero`` is uniform on ±[0.5, 1.5).
     layout : str
-        ``contiguous`` or one of ``LAYOUTS``; gaps hold NaN.
+        ``contiguous`` or one of ``IMAGE_LAYOUTS``; gaps hold NaN.
     span : int
         See `fill`.
     exponent : int
@@ -84,11 +89,14 @@ class TensorRecipe:
         if self.fill == "away_from_zero":
             sign = torch.where(uniform(*shape) < 0.5, -1.0, 1.0)
             return (uniform(*shape) + 0.5) * sign
+        if self.fill == "zeros":
+            return torch.zeros(shape, device=device)
         value = torch.randn(shape, generator=generator, device=device)
         if self.fill == "lognormal":
             return value.exp()
-        if self.fill in ("rows", "wide"):
-            places = (*shape[:-1], 1) if self.fill == "rows" else shape
+        if self.fill in _SHARED or self.fill == "wide":
+            shared = _SHARED.get(self.fill, 0)
+            places = (*shape[: len(shape) - shared], *(1,) * shared)
             return value * torch.exp2(((uniform(*places) * 2 - 1) * self.span).round())
         if self.fill == "zero_rows":
             return value * (uniform(*shape[:-1], 1) < 0.5)
@@ -98,7 +106,7 @@ class TensorRecipe:
 
 
 def lay_out(value: Tensor, layout: str) -> Tensor:
-    """`value` in another memory layout; only ``expanded`` and ``constant`` change the data."""
+    """`value` in another memory layout; only those that expand one slice of it change the data."""
     if layout == "contiguous" or value.dim() == 0:
         return value
     shape = value.shape
@@ -115,6 +123,10 @@ def lay_out(value: Tensor, layout: str) -> Tensor:
         return value[:1].expand(shape) if shape[0] else value
     if layout == "constant":
         return value[..., :1].expand(shape) if shape[-1] else value
+    if layout == "channels_last":
+        return value.movedim(-3, -1).contiguous().movedim(-1, -3) if value.dim() > 2 else value
+    if layout == "gray":
+        return value[..., :1, :, :].expand(shape) if value.dim() > 2 and shape[-3] else value
     last = shape[-1]
     if layout == "offset":
         made = value.new_full((value.numel() + 3,), _NAN)[3:].view(shape)
@@ -125,10 +137,10 @@ def lay_out(value: Tensor, layout: str) -> Tensor:
     elif layout == "stepped":
         made = value.new_full((2 * shape[0], *shape[1:]), _NAN)[::2]
     else:
-        raise ValueError(f"layout is {layout!r}; use one of {', '.join(LAYOUTS)}")
+        raise ValueError(f"layout is {layout!r}; use one of {', '.join(IMAGE_LAYOUTS)}")
     return made.copy_(value)
 
 
-def draw_layout(rng: random.Random, plain: float = 0.5) -> str:
-    """``contiguous`` with probability `plain`, else any other."""
-    return "contiguous" if rng.random() < plain else rng.choice(LAYOUTS)
+def draw_layout(rng: random.Random, plain: float = 0.5, layouts: tuple[str, ...] = LAYOUTS) -> str:
+    """``contiguous`` with probability `plain`, else one of `layouts`."""
+    return "contiguous" if rng.random() < plain else rng.choice(layouts)
