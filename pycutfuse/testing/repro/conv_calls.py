@@ -17,11 +17,13 @@ from pycutfuse._loader import native
 from pycutfuse.geometry import memory_format
 from pycutfuse.ops import _conv_call, _conv_launch
 from pycutfuse.ops._conv import prepare_conv2d, prepare_conv_transpose2d
+from pycutfuse.program import encode
 from pycutfuse.support import make_conv_plan
 from pycutfuse.testing import forced_conv_policy
 from pycutfuse.testing.repro.case import Case
 from pycutfuse.testing.repro.conv import ConvConfig, both
 from pycutfuse.testing.repro.envelope import RANGE, Envelope, Rounding
+from pycutfuse.testing.repro.steps import build
 from pycutfuse.testing.repro.taps import Differentiable
 
 # x has one scale for a patch of an image, which is taken over while its largest value stays in
@@ -183,22 +185,24 @@ def _policy(case: Case) -> Any:
     None if none can. torch's flags are already those of the configuration.
     """
     config, binding = _config(case), native().binding
-    if config.policy is None or not torch.cuda.is_available():
+    if config.policy is None or config.padding_mode != "zeros" or not torch.cuda.is_available():
         return None
     policies = list(getattr(binding, "compiled_conv_policies", list)())
     prepare: Any = prepare_conv_transpose2d if config.transposed else prepare_conv2d
     tensors = [case.tensors.get(name) for name in ("x", "weight", "bias")]
     try:
         tier = settings.resolve_conv_tier(config.precision or "default")
-        call = prepare(*tensors, **_arguments(case))
+        program, after = ([build(*one) for one in case.steps(word)] for word in ("step", "after"))
+        call = prepare(*tensors, **_arguments(case), epilogue=program)
         last = memory_format(call.x, call.weight) is torch.channels_last
         problem = _conv_launch._problem(call, _conv_call.check(call), tier, last)
+        problem = problem._replace(tail=config.tail_name, after=encode(after))
     except (TypeError, ValueError, RuntimeError, KeyError):
         return None
     for at in range(len(policies)):
         policy = policies[(config.policy + at) % len(policies)]
         try:
-            make_conv_plan(problem._replace(tail=config.tail_name), policy)
+            make_conv_plan(problem, policy)
         except (KeyError, ValueError, RuntimeError, NotImplementedError):
             continue
         return policy
