@@ -215,8 +215,10 @@ def run(call: Call, memo: ChainMemo | None = None) -> Tensor:
             find: Any = _chain_launch.cached if memo is None else memo.find
             key = (first.program, tier, _chain_launch.TAIL, second.program)
             found = find(call.tensors, *key)
-            records = torch.is_grad_enabled() and _gate.any_requires_grad(
-                x, first.weight, call.differentiable
+            records = (
+                found is not None
+                and torch.is_grad_enabled()
+                and _gate.any_requires_grad(x, first.weight, call.differentiable)
             )
             if not records and _handover.is_handed_over(NAME, found, x, tier):
                 return _chain(call)

@@ -228,6 +228,8 @@ def run_decided(
     find = _launch.cached if memo is None else memo.find
     found = find((x, weight, planes, *operands), program, tier, kind.tail)
     codes, constants = program.codes, program.constants
+    if found is None:
+        return None
     records = torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands)
     if isinstance(found, _launch.Recipe):
         if records:

@@ -173,10 +173,10 @@ def run(call: Call, memo: Memo | None = None) -> Tensor:
         found = None if tier == "torch" else raw.find(find, call, tier)
         if isinstance(found, Recipe):
             return start(found, call)
-        check_eps(call.eps)
-        records = torch.is_grad_enabled() and _needs_grad(call)
-        if not records and _handover.is_handed_over(NAME, found, call.x, tier):
-            return _chain(call)
+        if found is not None and not (torch.is_grad_enabled() and _needs_grad(call)):
+            check_eps(call.eps)
+            if _handover.is_handed_over(NAME, found, call.x, tier):
+                return _chain(call)
     if _gate.autocasts(call.x):
         return _under_autocast(call, memo)
     check_eps(call.eps)
