@@ -230,9 +230,21 @@ def _like_channels_last(tensor: Tensor) -> bool:
     return True
 
 
-def memory_format(x: Tensor, weight: Tensor) -> torch.memory_format:
-    """Format of a convolution's result: torch's cuDNN rule, cudnn_conv_suggest_memory_format."""
+def _is_output_padding_big(geometry: Geometry) -> bool:
+    """Whether torch runs its own kernel on a GPU, as cuDNN pads a result by less than a stride."""
+    pairs = zip(geometry.output_padding, geometry.stride, strict=True)
+    return any(extra >= step for extra, step in pairs)
+
+
+def memory_format(x: Tensor, weight: Tensor, geometry: Geometry) -> torch.memory_format:
+    """Format of a convolution's result: torch's cudnn_conv_suggest_memory_format.
+
+    What cuDNN does not take is contiguous on a GPU, but torch.backends.cudnn.enabled is not read:
+    a setting of the moment would have to be seen by plans and compiled graphs.
+    """
     if torch.float64 in (x.dtype, weight.dtype) or 0 in x.shape:
+        return torch.contiguous_format
+    if x.is_cuda and _is_output_padding_big(geometry):
         return torch.contiguous_format
     if _like_channels_last(x) or _like_channels_last(weight):
         return torch.channels_last

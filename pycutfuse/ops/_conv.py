@@ -286,7 +286,8 @@ def conv_transpose2d(
     -------
     Tensor
         ``(N, K, P, Q)`` or ``(K, P, Q)``, with P = (H - 1) * stride - 2 * padding + dilation *
-        (R - 1) + output_padding + 1 and Q likewise; the rest as in `conv2d`.
+        (R - 1) + output_padding + 1 and Q likewise; the rest as in `conv2d`, but for CUDA tensors
+        contiguous where output_padding reaches stride, as torch's.
 
     Raises
     ------

@@ -58,7 +58,7 @@ def _by_torch(call: Call) -> tuple[Tensor, Tensor]:
         if norm.training:
             save[0], save[1] = mean, invstd
     y = reference.apply_program(y, norm.after.codes, norm.after.constants, norm.operands)
-    return y.contiguous(memory_format=memory_format(call.x, call.weight)), save
+    return y.contiguous(memory_format=memory_format(call.x, call.weight, call.geometry)), save
 
 
 def _forward_cpu(*arguments: Any) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ def backward(grad: Tensor, call: Call, save: Tensor, needs: list[bool]) -> list[
     count = 5 + len(call.operands)
     inner, outer = needs[5:count], needs[count:]
     # By the layout torch picks its kernel, and they round apart: a compiled backward gets it so.
-    grad = grad.contiguous(memory_format=memory_format(x, weight))
+    grad = grad.contiguous(memory_format=memory_format(x, weight, geometry))
     with _vjp.without_autocast(x):
         value = convolve(x, weight, bias, geometry, call.precision)
         head = (program.codes, program.constants, call.operands)

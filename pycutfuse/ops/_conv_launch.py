@@ -124,7 +124,7 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
     if 0 in shape or 0 in x.shape or 0 in weight.shape:
         return Refusal("an empty problem", False)
     _check_snapshot(call)
-    channels_last = memory_format(x, weight) is torch.channels_last
+    channels_last = memory_format(x, weight, call.geometry) is torch.channels_last
     inner = _operands(bias, call.operands, shape, channels_last)
     outer = _operands(None, call.after_operands, shape, channels_last)
     for found in (inner, outer):

@@ -58,7 +58,7 @@ def by_torch(call: Call) -> Tensor:
     value = value if x.dim() == 4 else value.squeeze(0)
     program = call.program
     value = reference.apply_program(value, program.codes, program.constants, call.operands)
-    return in_format(batched(value), x.dim(), memory_format(x, weight))
+    return in_format(batched(value), x.dim(), memory_format(x, weight, call.geometry))
 
 
 def _forward_cpu(*arguments: Any) -> Tensor:
@@ -88,7 +88,7 @@ def fake_out(call: Call, dtype: torch.dtype) -> Tensor:
     """A result without data."""
     x = call.x
     made = x.new_empty(_conv_call.check(call), dtype=dtype)
-    return in_format(batched(made), x.dim(), memory_format(x, call.weight))
+    return in_format(batched(made), x.dim(), memory_format(x, call.weight, call.geometry))
 
 
 def _forward_fake(*arguments: Any) -> Tensor:
@@ -100,7 +100,7 @@ def own_grads(
     grads: Sequence[Tensor | None], call: Call, others: Sequence[Tensor | None]
 ) -> list[Tensor]:
     """Gradients of x, weight and the rest, each in its own memory; x's and weight's in torch's."""
-    layout, dims = memory_format(call.x, call.weight), (call.x.dim(), 4)
+    layout, dims = memory_format(call.x, call.weight, call.geometry), (call.x.dim(), 4)
     pairs = zip(grads[:2], dims, strict=True)
     made = [in_format(grad, size, layout) for grad, size in pairs if grad is not None]
     inputs = [one for one in (call.x, call.weight, *others, *made) if one is not None]
@@ -109,7 +109,7 @@ def own_grads(
 
 def fake_grads(call: Call, others: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor]:
     """What `own_grads` returns, without data."""
-    layout, dims = memory_format(call.x, call.weight), call.x.dim()
+    layout, dims = memory_format(call.x, call.weight, call.geometry), call.x.dim()
     made = []
     if needs[0]:
         made.append(in_format(batched(call.x.new_empty(call.x.shape)), dims, layout))

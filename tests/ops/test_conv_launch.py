@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pycutfuse as pcf
 from pycutfuse import config
+from pycutfuse.geometry import Geometry, memory_format
 from pycutfuse.ops import _conv, _conv_launch, _launch
 from pycutfuse.ops import _conv_raw as raw
 from pycutfuse.testing import exact_promotion, generate, guarded
@@ -118,6 +120,26 @@ def test_memory_formats_of_size_one_are_told_apart(binding: ConvBinding) -> None
     for one in (x, last):
         expected = case.theirs(one, weight, bias)
         assert launch(case, one, weight, bias).stride() == expected.stride()
+
+
+def test_a_result_that_cudnn_does_not_pad_is_contiguous_on_a_gpu() -> None:
+    """Of transposed convolutions whose output_padding reaches the stride, in any dimension."""
+    with FakeTensorMode():
+        for device in ("cpu", "cuda"):
+            x, weight = torch.empty(2, 4, 9, 8, device=device), torch.empty(4, 6, 3, 2)
+            last = x.as_strided(x.shape, (288, 1, 32, 4))
+            for stride, extra, big in (
+                ((1, 1), (0, 0), False),
+                ((1, 1), (0, 1), True),
+                ((2, 3), (1, 2), False),
+                ((2, 1), (1, 1), True),
+                ((3, 2), (2, 2), True),
+            ):
+                given = Geometry(stride, (0, 0, 0, 0), (3, 3), extra, 1, True)
+                plain = device == "cuda" and big
+                expected = torch.contiguous_format if plain else torch.channels_last
+                assert memory_format(last, weight, given) is expected
+                assert memory_format(x, weight, given) is torch.contiguous_format
 
 
 def test_what_the_library_refuses_is_handed_over(binding: ConvBinding) -> None:

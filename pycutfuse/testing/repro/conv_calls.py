@@ -195,7 +195,7 @@ def _policy(case: Case) -> Any:
         program, after = ([build(*one) for one in case.steps(word)] for word in ("step", "after"))
         call = prepare(*tensors, **_arguments(case), epilogue=program)
         shape = _conv_call.check(call)  # first: what follows reads sizes and strides
-        last = memory_format(call.x, call.weight) is torch.channels_last
+        last = memory_format(call.x, call.weight, call.geometry) is torch.channels_last
         problem = _conv_launch._problem(call, shape, tier, last)
         problem = problem._replace(tail=config.tail_name, after=encode(after))
     except (TypeError, ValueError, RuntimeError, KeyError):
