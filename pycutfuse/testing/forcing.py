@@ -39,6 +39,15 @@ def kinds_of(policy: "GemmPolicy | None") -> tuple[Kind, ...]:
     return KINDS[3:] if policy.element == 2 else KINDS[1:3]
 
 
+def conv_kinds_of(policy: "ConvPolicy | None") -> tuple[Kind, ...]:
+    """As `kinds_of`, of a policy of convolutions."""
+    if policy is None:
+        return KINDS
+    if policy.planes == 2:
+        return KINDS[:1]
+    return KINDS[3:] if policy.element == 2 else KINDS[1:3]
+
+
 @contextmanager
 def forced_policy(policy: "GemmPolicy | None") -> Iterator[None]:
     """Launch with `policy`, one of ``_C.compiled_policies()``, whatever the problem's size.
@@ -60,7 +69,8 @@ def forced_policy(policy: "GemmPolicy | None") -> Iterator[None]:
 def forced_conv_policy(policy: "ConvPolicy | None") -> Iterator[None]:
     """Launch convolutions with `policy`, one of ``_C.compiled_conv_policies()``.
 
-    A call that it does not compute raises NotImplementedError.
+    A call that it does not compute raises NotImplementedError. It is to be forced only on calls of
+    a dtype and tier among `conv_kinds_of` it: on others it may not keep the tier's promise.
     """
     outer = knobs.conv_policy
     _launch.clear_caches()

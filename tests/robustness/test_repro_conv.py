@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from pycutfuse import _loader
+from pycutfuse import config as settings
 from pycutfuse.geometry import Geometry
 from pycutfuse.ops import _conv_raw, _launch
 from pycutfuse.testing import repro
@@ -191,15 +193,18 @@ def test_a_policy_is_chosen_for_what_is_valid_and_for_no_mistake(
 ) -> None:
     """As on a GPU, where a fuzzed call is planned before it is made."""
     binding = install(monkeypatch)
-    monkeypatch.setattr(binding, "compiled_conv_policies", lambda: ["a policy"])
+    policies = [SimpleNamespace(planes=p, element=e) for p, e in ((2, 1), (1, 1), (1, 2))]
+    monkeypatch.setattr(binding, "compiled_conv_policies", lambda: policies)
     monkeypatch.setattr(conv_calls, "native", lambda: _loader.Native(binding, None))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     small = [draw_conv(seed, 2**12) for seed in range(400)]
     small = [c for c in small if c.mistake is None and c.padding_mode == "zeros"]
     for config in small[:60]:
         found = conv_calls._policy(make_case(replace(config, policy=0), torch.device("cpu")))
-        torchs = (config.x.dtype, config.precision) == ("float32", "torch")
-        assert found == (None if torchs or config.x.dtype == "float64" else "a policy")
+        tiers = {"ieee": policies[0], "tf32": policies[1], "torch": None}
+        tier = settings.resolve_conv_tier(config.precision or "default")
+        of_dtype = {"float64": None, "float16": policies[1], "bfloat16": policies[2]}
+        assert found is of_dtype.get(config.x.dtype, tiers[tier])
     plain = [c for c in small if c.x.dtype == "float32" and 0 not in c.x.shape]
     for name, mistake in MISTAKES.items():
         config = next(config for config in plain if mistake.fits(config))

@@ -20,6 +20,7 @@ from pycutfuse.ops._conv import prepare_conv2d, prepare_conv_transpose2d
 from pycutfuse.program import encode
 from pycutfuse.support import make_conv_plan
 from pycutfuse.testing import forced_conv_policy
+from pycutfuse.testing.forcing import conv_kinds_of
 from pycutfuse.testing.repro.case import Case
 from pycutfuse.testing.repro.conv import ConvConfig, both
 from pycutfuse.testing.repro.envelope import RANGE, Envelope, Rounding
@@ -200,8 +201,11 @@ def _policy(case: Case) -> Any:
         problem = problem._replace(tail=config.tail_name, after=encode(after))
     except (TypeError, ValueError, RuntimeError, KeyError):
         return None
+    kind = problem.dtype, problem.tier
     for at in range(len(policies)):
         policy = policies[(config.policy + at) % len(policies)]
+        if kind not in conv_kinds_of(policy):
+            continue
         try:
             make_conv_plan(problem, policy)
         except (KeyError, ValueError, RuntimeError, NotImplementedError):
