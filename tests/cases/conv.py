@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pycutfuse as pcf
+from pycutfuse import support
+from pycutfuse.ops import _conv, _conv_call, _conv_launch
 from pycutfuse.testing import forcing
 
 from .invalid import InvalidCase
@@ -91,6 +93,17 @@ class ConvCase:
         function = pcf.ops.conv_transpose2d if self.transposed else pcf.ops.conv2d
         return function(*tensors, **self.options, **options)
 
+    def problem(self, kind: forcing.Kind) -> support.ConvProblem:
+        """What the library is asked, on device 0; no tensor is made."""
+        dtype, tier = kind
+        tensors = self.draw(
+            lambda shape, seed: torch.empty(shape, device="meta"), device="meta", dtype=dtype
+        )
+        prepare = _conv.prepare_conv_transpose2d if self.transposed else _conv.prepare_conv2d
+        call = prepare(*tensors, **self.options)
+        made = _conv_launch._problem(call, _conv_call.check(call), tier, channels_last=False)
+        return made._replace(ordinal=0)
+
     def theirs(self, *tensors: Tensor | None) -> Tensor:
         function = F.conv_transpose2d if self.transposed else F.conv2d
         return function(*tensors, **self.options)
@@ -146,8 +159,9 @@ def batches(case: ConvCase) -> list[ConvCase]:
     return [replace(case, batch=batch) for batch in (2, None, 0)]
 
 
-# For kernels: the founding problems made small, ragged images, primes, one pixel, one channel,
-# strides beside kernels, wide reductions.
+# For kernels: the founding problems made small, ragged images, primes, filters of one pixel, one
+# channel, strides beside kernels, wide reductions. tests/cpp/test_conv_cases.py asks the library
+# whether it takes them.
 KERNEL = [
     ConvCase(3, 96, (11, 11), (64, 61), 3, stride=4, padding=2),
     ConvCase(3, 64, (7, 7), (57, 53), 2, stride=2, padding=3),
@@ -163,6 +177,13 @@ KERNEL = [
     ConvCase(32, 32, (3, 3), (24, 130), 2, transposed=True, bias=False),
     ConvCase(32, 32, (3, 3), (17, 19), 3, transposed=True, padding=1),
     ConvCase(32, 32, (3, 3), (20, 21), 2, transposed=True, groups=2, dilation=2),
+]
+# What no kernel takes: results of one pixel, transposed convolutions with strides.
+HANDED_OVER = [
+    ConvCase(5, 16, (3, 3), (3, 3), 128),
+    ConvCase(16, 24, (4, 4), (16, 33), 2, transposed=True, stride=2, padding=1),
+    ConvCase(16, 24, (3, 3), (13, 17), 2, transposed=True, stride=2, padding=1, output_padding=1),
+    ConvCase(40, 16, (5, 5), (11, 29), 1, transposed=True, stride=3, padding=2),
 ]
 
 

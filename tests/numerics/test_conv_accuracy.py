@@ -9,7 +9,7 @@ import pycutfuse as pcf
 from pycutfuse.testing import DISTRIBUTIONS, generate, kinds
 from pycutfuse.testing.forcing import Kind
 
-from ..cases.conv import FEW, GRID, KERNEL, KINDS, LAYOUTS, ConvCase, batches
+from ..cases.conv import FEW, GRID, HANDED_OVER, KERNEL, KINDS, LAYOUTS, ConvCase, batches
 from .conv_common import bound_of, check, conv_flag, torch_conv, wide
 
 pytestmark = pytest.mark.cuda
@@ -51,6 +51,19 @@ def test_positive_sums_do_not_drift(kind: Kind, positive: bool, case, fused: Non
     result = case.ours(*tensors, precision=tier)
     exact = case.theirs(*wide(tensors))
     check(result, torch_conv(case, *tensors, tier=tier), exact, kind, bound_of(case, *tensors))
+
+
+@every_kind
+@pytest.mark.parametrize("case", HANDED_OVER, ids=str)
+def test_handed_over_shapes(kind: Kind, case: ConvCase, cuda: torch.device) -> None:
+    dtype, tier = kind
+    tensors = case.draw(drawing("randn"), device=cuda, dtype=dtype)
+    result = case.ours(*tensors, precision=tier)
+    found = pcf.counters()
+    assert sum(found["handover"].values()) == 1, f"{case} has a kernel now: move it to KERNEL"
+    assert not found["fallback"]
+    exact, bound = case.theirs(*wide(tensors)), bound_of(case, *tensors)
+    check(result, torch_conv(case, *tensors, tier=tier), exact, kind, bound)
 
 
 SETTINGS = [(kind, case) for kind in KINDS for case in GRID]
@@ -154,15 +167,16 @@ def test_scaled_data(tier: str, scale: float, fused: None) -> None:
         check(case.ours(x, weight, precision=tier), theirs, exact, kind, bound)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_more_than_two_to_the_31_elements(dtype: torch.dtype, fused: None) -> None:
+@every_kind
+def test_more_than_two_to_the_31_elements(kind: Kind, fused: None) -> None:
     """The last image of a result of 2,148,532,224 elements is as it is alone."""
+    dtype, tier = kind
     weight = generate("randn", (64, 1, 3, 3), seed=2, device="cuda").to(dtype)
     last = generate("randn", (1, 1, 130, 130), seed=1, device="cuda").to(dtype)
     x = torch.cat((last, torch.zeros(2047, 1, 130, 130, device="cuda", dtype=dtype), last))
-    result = pcf.ops.conv2d(x, weight, precision="ieee")
+    result = pcf.ops.conv2d(x, weight, precision=tier)
     assert result.numel() > 2**31
-    expected = pcf.ops.conv2d(last, weight, precision="ieee")
+    expected = pcf.ops.conv2d(last, weight, precision=tier)
     torch.testing.assert_close(result[:1], expected)
     torch.testing.assert_close(result[-1:], expected)
     assert not bool(result[1000].any())

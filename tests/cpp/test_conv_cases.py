@@ -1,0 +1,61 @@
+"""The cases of the GPU tests of convolutions reach kernels: the library says so without a GPU."""
+
+import pytest
+
+from pycutfuse import support
+from pycutfuse.testing.forcing import Kind, conv_kinds_of
+
+from ..cases.conv import HANDED_OVER, KERNEL, KINDS, ConvCase
+from .native import binding
+
+_C = binding()
+SHORT = pytest.mark.xfail(strict=True, reason="sums of fewer than 128 terms at ieee")
+
+
+@pytest.fixture(autouse=True)
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every device is one."""
+    monkeypatch.setattr(support, "device_props", lambda index: _C.DeviceProps())
+
+
+def terms(case: ConvCase) -> int:
+    return case.channels // case.groups * case.kernel[0] * case.kernel[1]
+
+
+TAKEN = [
+    pytest.param(case, kind, id=f"{case}-{kind[1]}", marks=SHORT)
+    if kind[1] == "ieee" and terms(case) < 128
+    else pytest.param(case, kind, id=f"{case}-{kind[1]}")
+    for kind in KINDS
+    for case in KERNEL
+]
+
+
+@pytest.mark.parametrize(("case", "kind"), TAKEN)
+def test_kernels_take_the_cases_that_tests_want_fused(case: ConvCase, kind: Kind) -> None:
+    assert support.conv_why_not(case.problem(kind)) is None
+    support.make_conv_plan(case.problem(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("case", HANDED_OVER, ids=str)
+def test_no_kernel_takes_the_cases_that_tests_want_handed_over(case: ConvCase, kind: Kind) -> None:
+    assert support.conv_why_not(case.problem(kind)) is not None, "it belongs to KERNEL now"
+
+
+def test_every_compiled_policy_takes_one_of_the_cases() -> None:
+    policies = _C.compiled_conv_policies()
+    assert policies
+    for policy in policies:
+        taken, refused = 0, []
+        for case in KERNEL:
+            for kind in conv_kinds_of(policy):
+                if kind not in KINDS:
+                    continue
+                try:
+                    support.make_conv_plan(case.problem(kind), policy)
+                except NotImplementedError as error:
+                    refused.append(f"{case}: {error}")
+                else:
+                    taken += 1
+        assert taken > 0, (policy, refused)
