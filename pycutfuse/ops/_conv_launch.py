@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 OPERAND_REASON = "an operand that is neither a scalar, nor one value per channel, nor a full tensor"
 CHANNELS_LAST_REASON = "a full operand beside a channels_last result"
+# Elements from the first to the last of an image, as kernels count them in 32 bits.
+MAX_SPAN = 2**30
+SPAN_REASON = "an image of more than 2^30 elements"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class ConvRecipe:
     out_shape: tuple[int, ...]
     workspace_bytes: int  # the plan's, rounded up, and moment_bytes
     moment_bytes: int
-    x_strides: tuple[int, ...]
+    copies_x: bool
+    x_strides: tuple[int, ...]  # after that
     weight_strides: tuple[int, ...]
     operands: Operands  # the bias first, if there is one
     after_operands: Operands
@@ -57,6 +61,18 @@ def _strides(operand: Tensor, shape: Sequence[int], channels_last: bool) -> tupl
     if sizes != full:
         return OPERAND_REASON
     return CHANNELS_LAST_REASON if channels_last else (shape[-2] * shape[-1], 1)
+
+
+def _x_strides(x: Tensor) -> tuple[bool, tuple[int, ...]] | None:
+    """Whether x is to be copied, and its strides (N, C, H, W) then; None if it is too large."""
+    channels, height, width = x.shape[-3:]
+    strides = x.stride() if x.dim() == 4 else (0, *x.stride())
+    sizes = zip((channels, height, width), strides[1:], strict=True)
+    if sum((size - 1) * step for size, step in sizes) < MAX_SPAN:
+        return False, strides
+    if channels * height * width > MAX_SPAN:
+        return None
+    return True, (channels * height * width, height * width, width, 1)
 
 
 def _operands(
@@ -124,6 +140,9 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
     if 0 in shape or 0 in x.shape or 0 in weight.shape:
         return Refusal("an empty problem", False)
     _check_snapshot(call)
+    read = _x_strides(x)
+    if read is None:
+        return Refusal(SPAN_REASON, False)
     channels_last = memory_format(x, weight, call.geometry) is torch.channels_last
     inner = _operands(bias, call.operands, shape, channels_last)
     outer = _operands(None, call.after_operands, shape, channels_last)
@@ -151,7 +170,7 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
         shape,
         _arena(plan, moment_bytes),
         moment_bytes,
-        x.stride() if x.dim() == 4 else (0, *x.stride()),
+        *read,
         (weight if call.snapshot is None else call.snapshot).stride(),
         inner,
         outer,
@@ -292,6 +311,8 @@ def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor
     operands = call.operands if call.bias is None else (call.bias, *call.operands)
     after_operands, norm = call.after_operands, call.norm
     # Copies are kept by the names they replace until the launch is queued.
+    if recipe.copies_x:
+        x = x.contiguous()
     if recipe.operands.copies:
         operands = copied(recipe.operands, operands)
     if recipe.after_operands.copies:

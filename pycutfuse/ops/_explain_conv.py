@@ -14,6 +14,7 @@ from pycutfuse.ops._launch import Refusal
 from pycutfuse.program import describe
 
 PACKED_NOTE = "the frozen weight is packed at the first call of this size"
+X_NOTE = "x is copied first: its images span 2^30 elements or more"
 COPY_NOTE = "operand {} is copied first: a full operand is read contiguous"
 
 
@@ -65,6 +66,7 @@ def of_recipe(call: Call, tier: str, text: str) -> Explanation:
         return Explanation(call.name, path, found.reason, tier, text)
     stages = tuple(line for line in found.plan.describe().splitlines() if line)
     notes = [PACKED_NOTE] if found.problem.packed else []
+    notes += [X_NOTE] if found.copies_x else []
     notes += [COPY_NOTE.format(at) for at in found.operands.copies]
     policy = repr(found.plan.policy)
     return Explanation(call.name, "fused", None, tier, text, policy, stages, tuple(notes))

@@ -142,6 +142,40 @@ def test_a_result_that_cudnn_does_not_pad_is_contiguous_on_a_gpu() -> None:
                 assert memory_format(x, weight, given) is torch.contiguous_format
 
 
+def test_an_image_that_spans_too_much_is_copied(binding: ConvBinding) -> None:
+    """To 2^30 elements, which kernels count in 32 bits."""
+
+    def decided(shape: tuple[int, ...], strides: tuple[int, ...]) -> object:
+        x = torch.empty_strided(shape, strides, device="meta")
+        weight = torch.empty(4, shape[-3], 1, 1, device="meta")
+        return _conv_launch.decide(_conv.prepare_conv2d(x, weight), "ieee")
+
+    for step, copied in ((2**29 - 1, False), (2**29, True), (2**40, True)):
+        found = decided((5, 3, 2, 1), (0, step, 0, 7))
+        assert isinstance(found, _conv_launch.ConvRecipe)
+        assert found.copies_x == copied
+        assert found.x_strides == ((6, 2, 1, 1) if copied else (0, step, 0, 7))
+    assert getattr(decided((2, 3, 4), (2**50, 2**40, 1)), "x_strides", None) == (24, 12, 4, 1)
+    assert not getattr(decided((1, 2**15, 2**15), (2**30, 2**15, 1)), "copies_x", True)
+    refused = decided((1, 2**15 + 1, 2**15), (2**31, 2**15, 1))
+    assert refused == _launch.Refusal("an image of more than 2^30 elements", False)
+
+
+@pytest.mark.parametrize("batch", [2, None])
+@pytest.mark.parametrize("layout", ["gapped", "channels_last", "permuted"])
+def test_a_copied_image(monkeypatch, batch: int | None, layout: str, binding: ConvBinding) -> None:
+    case = ConvCase(batch=batch)
+    tensors = case.draw(draw, layout=layout)
+    call = _conv.prepare_conv2d(*tensors, **case.options, precision="ieee")
+    monkeypatch.setattr(_conv_launch, "MAX_SPAN", 4 * 9 * 8)
+    for _ in range(2):
+        torch.testing.assert_close(launch(case, *tensors), case.theirs(*tensors))
+    found = _conv_launch.lookup(call, "ieee")
+    assert isinstance(found, _conv_launch.ConvRecipe)
+    assert found.copies_x == (layout == "gapped")
+    assert binding.launched == 2
+
+
 def test_what_the_library_refuses_is_handed_over(binding: ConvBinding) -> None:
     case = ConvCase(channels=130)
     tensors = case.draw(draw)
