@@ -9,14 +9,14 @@ from pycutfuse import reference
 from pycutfuse.geometry import memory_format
 from pycutfuse.ops import _conv_raw, _vjp
 from pycutfuse.ops._conv_call import Call, Norm
-from pycutfuse.ops._convolution import convolution_vjp, convolve
+from pycutfuse.ops._convolution import convolution_vjp, convolve_again
 
 
 def backward(grad: Tensor, call: Call, save: Tensor, needs: list[bool]) -> list[Tensor]:
     """Gradients of (x, weight, bias, bn_weight, bn_bias, operands, after_operands) wanted.
 
-    z is convolved again from the saved inputs; `save` (2, K) holds mean and 1 / std that forward
-    normalised with, and the running statistics are not touched.
+    z is convolved again from the saved inputs, by the policy of forward; `save` (2, K) holds mean
+    and 1 / std that forward normalised with, and the running statistics are not touched.
     """
     norm, program = call.norm, call.program
     assert norm is not None
@@ -26,7 +26,7 @@ def backward(grad: Tensor, call: Call, save: Tensor, needs: list[bool]) -> list[
     # By the layout torch picks its kernel, and they round apart: a compiled backward gets it so.
     grad = grad.contiguous(memory_format=memory_format(x, weight, geometry))
     with _vjp.without_autocast(x):
-        value = convolve(x, weight, bias, geometry, call.precision)
+        value = convolve_again(_with_statistics(call, norm, save))
         head = (program.codes, program.constants, call.operands)
         z = reference.apply_program(value, *head)
         y = None
@@ -42,6 +42,14 @@ def backward(grad: Tensor, call: Call, save: Tensor, needs: list[bool]) -> list[
         others = (grad, bias, norm.weight, norm.bias, save, *call.operands, *norm.operands)
         found = (*convolution_vjp(*given), *affine, *of_operands, *of_after)
         return _conv_raw.own_grads(found, call, others)
+
+
+def _with_statistics(call: Call, norm: Norm, save: Tensor) -> Call:
+    """`call` as valid as its forward's was: running statistics are not saved, any will do."""
+    if norm.training:
+        return call
+    mean, invstd = save.unbind(0)
+    return call._replace(norm=norm._replace(running_mean=mean, running_var=invstd))
 
 
 def _of_channels(vector: Tensor) -> Tensor:

@@ -17,10 +17,11 @@ from pycutfuse.ops._conv_call import Call
 from pycutfuse.ops._frozen import raw_stream
 from pycutfuse.ops._launch import MAX_RECIPES, Refusal
 from pycutfuse.ops._layout import Operands, addresses, copied
+from pycutfuse.program import EMPTY
 from pycutfuse.support import ConvProblem, dtype_code
 
 if TYPE_CHECKING:
-    from pycutfuse._C import ConvPlan
+    from pycutfuse._C import ConvPlan, ConvPolicy
 
 OPERAND_REASON = "an operand that is neither a scalar, nor one value per channel, nor a full tensor"
 CHANNELS_LAST_REASON = "a full operand beside a channels_last result"
@@ -211,11 +212,13 @@ def _follow_generation() -> None:
             _recipes.clear()
 
 
-def _plan(problem: ConvProblem) -> "ConvPlan":
-    key = (*problem.key, repr(knobs.conv_policy))
+def _plan(problem: ConvProblem, policy: "ConvPolicy | None" = None) -> "ConvPlan":
+    """A plan by `policy`, else by the one that is forced or selected."""
+    policy = policy or knobs.conv_policy
+    key = (*problem.key, repr(policy))
     plan = _plans.get(key)
     if plan is None:
-        plan = support.make_conv_plan(problem, knobs.conv_policy)
+        plan = support.make_conv_plan(problem, policy)
         with _lock:
             if len(_plans) >= MAX_RECIPES:
                 _plans.clear()
@@ -264,6 +267,34 @@ def lookup(call: Call, tier: str) -> ConvRecipe | Refusal:
                 _recipes.clear()
             _recipes[_key(call, tier)] = made
     return made
+
+
+def bare(call: Call) -> Call:
+    """The convolution of `call` with its bias alone."""
+    return call._replace(snapshot=None, program=EMPTY, operands=(), norm=None)
+
+
+def lookup_bare(call: Call, tier: str) -> ConvRecipe | Refusal:
+    """A launch of ``bare(call)`` by the policy of `call`, so that both round alike."""
+    found = lookup(call, tier)
+    if isinstance(found, Refusal):
+        return found
+    program = EMPTY if call.bias is None else _conv_call.with_bias(EMPTY)
+    problem = found.problem._replace(program=program, tail="none", after=EMPTY, packed=False)
+    plan = _plan(problem, found.plan.policy)
+    inner = _operands(call.bias, (), found.out_shape, problem.channels_last)
+    assert isinstance(inner, Operands)
+    return replace(
+        found,
+        problem=problem,
+        plan=plan,
+        workspace_bytes=_arena(plan, 0),
+        moment_bytes=0,
+        weight_strides=call.weight.stride(),
+        operands=inner,
+        after_operands=Operands([], (), found.out_shape),
+        norm_dtypes=_launch._norm_dtypes(()),
+    )
 
 
 def _empty_out(recipe: ConvRecipe) -> Tensor:

@@ -80,6 +80,20 @@ def convolve(
     return torch_convolution(x, weight, bias, geometry, precision)
 
 
+def convolve_again(call: Call) -> Tensor:
+    """The convolution of a whole call, with its bias, as its forward had it.
+
+    By the same policy of our kernels or, where torch ran, by torch: a batch norm's saved mean and
+    1 / std are those of these values, and where a channel is constant a rounding counts.
+    """
+    tier = config.resolve_conv_tier(call.precision)
+    if call.x.is_cuda and tier != "torch":
+        found = _conv_launch.lookup_bare(call, tier)
+        if isinstance(found, _conv_launch.ConvRecipe):
+            return _conv_launch.launch(found, _conv_launch.bare(call))
+    return torch_convolution(*call[:3], call.geometry, call.precision)
+
+
 def _rest(size: int, made: int, kernel: int, geometry: Geometry, at: int) -> int:
     """Pixels of a convolution's input beyond those that its gradient's formula makes."""
     reach = geometry.dilation[at] * (kernel - 1) + 1

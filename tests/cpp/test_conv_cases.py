@@ -43,6 +43,17 @@ def test_no_kernel_takes_the_cases_that_tests_want_handed_over(case: ConvCase, k
     assert support.conv_why_not(case.problem(kind)) is not None, "it belongs to KERNEL now"
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("tail", ["batch_norm_train", "batch_norm_eval"])
+def test_a_convolution_alone_can_have_the_policy_of_one_with_batch_norm(tail, kind: Kind) -> None:
+    """As backward of it convolves again."""
+    for case in KERNEL:
+        alone = case.problem(kind)
+        if support.conv_why_not(alone) is None:
+            policy = support.make_conv_plan(alone._replace(tail=tail)).policy
+            assert support.make_conv_plan(alone, policy).policy == policy
+
+
 def test_every_compiled_policy_takes_one_of_the_cases() -> None:
     policies = _C.compiled_conv_policies()
     assert policies

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pycutfuse as pcf
+from pycutfuse.ops import _conv_batch_norm, _conv_batch_norm_vjp, _conv_launch, _launch
 from pycutfuse.ops import _conv_batch_norm_raw as raw
-from pycutfuse.ops import _launch
+from pycutfuse.ops._conv_call import Call
 from pycutfuse.testing import generate, guarded
 
 from ..cases.conv import FEW, ConvCase
@@ -98,6 +99,50 @@ def test_mean_and_deviation_are_saved_for_backward_only(binding: ConvBinding) ->
             layer(x).sum().backward()
             assert len(guards.arenas) >= 2
     assert layer.conv.weight.grad is not None
+
+
+@pytest.mark.parametrize("tail", ["training", "evaluation"])
+def test_backward_convolves_again_by_the_policy_of_forward(
+    tail: str, monkeypatch, binding: ConvBinding
+) -> None:
+    make, seen = binding.make_conv_plan, []
+
+    def chosen(problem, device, policy):
+        seen.append((problem.tail, policy))
+        return make(problem, device, policy or f"of tail {problem.tail}")
+
+    monkeypatch.setattr(binding, "make_conv_plan", chosen)
+    monkeypatch.setattr(binding, "conv_why_slower", lambda problem, device: None)
+
+    def again(call: Call) -> Tensor:  # without a GPU
+        found = _conv_launch.lookup_bare(call, "ieee")
+        assert isinstance(found, _conv_launch.ConvRecipe)
+        with guarded():
+            result = _conv_launch.launch(found, _conv_launch.bare(call))
+        torch.testing.assert_close(result, F.conv2d(*call[:3]))
+        return result
+
+    monkeypatch.setattr(_conv_batch_norm_vjp, "convolve_again", again)
+    x, weight, bias = ConvCase().draw(draw, layout="channels_last")
+    operand = draw((6, 1, 1), 6)
+    for launched in (2, 4):
+        pcf.ops.conv2d_batch_norm(
+            *(x, weight.requires_grad_(), bias),
+            epilogue=(pcf.mul(operand), pcf.relu()),
+            after=(pcf.add(operand),),
+            training=tail == "training",
+            precision="ieee",
+            **statistics(),
+        ).sum().backward()
+        assert binding.launched == launched
+    code = 1 if tail == "training" else 2
+    assert seen == [(code, None), (0, f"of tail {code}")]
+
+
+def test_backward_leaves_to_torch_what_forward_left(monkeypatch, binding: ConvBinding) -> None:
+    monkeypatch.setattr(binding, "conv_why_not", lambda problem, device: problem.tail and "no")
+    call = _conv_batch_norm.prepare(*ConvCase().draw(draw), training=True)
+    assert _conv_launch.lookup_bare(call, "ieee") == _launch.Refusal("no", False)
 
 
 def test_the_scale_is_an_operand_or_a_constant(binding: ConvBinding) -> None:

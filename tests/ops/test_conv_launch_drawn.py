@@ -31,8 +31,11 @@ def binding(monkeypatch: pytest.MonkeyPatch) -> Iterator[ConvBinding]:
     monkeypatch.setattr(_gate, "_ON_CPU", _gate._DTYPES)
     for module in (_conv_raw, _conv_batch_norm_raw):
         monkeypatch.setattr(module, "forward", module._forward_cuda)
-    for module in (_conv_raw, _conv_batch_norm_vjp):  # backward sees the values of forward
-        monkeypatch.setattr(module, "convolve", convolve)
+    # Backward sees the values of forward.
+    monkeypatch.setattr(_conv_raw, "convolve", convolve)
+    monkeypatch.setattr(
+        _conv_batch_norm_vjp, "convolve_again", lambda call: convolve(*call[:3], call.geometry, "")
+    )
     yield made
     _launch.clear_caches()
     torch.set_num_threads(threads)
