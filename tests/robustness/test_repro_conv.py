@@ -3,16 +3,13 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from pycutfuse import _loader
-from pycutfuse import config as settings
 from pycutfuse.geometry import Geometry
-from pycutfuse.ops import _conv_raw, _launch
+from pycutfuse.ops import _conv_raw
 from pycutfuse.testing import repro
 from pycutfuse.testing.repro import (
     FAILURES,
@@ -21,17 +18,13 @@ from pycutfuse.testing.repro import (
     calls,
     check,
     checking,
-    conv_calls,
     draw_conv,
     runner,
     source,
 )
-from pycutfuse.testing.repro.case import make_case
 from pycutfuse.testing.repro.conv import both
 from pycutfuse.testing.repro.conv_mistakes import MISTAKES
 from pycutfuse.testing.repro.judge import compare_form
-
-from ..ops.simulated_conv import install
 
 LIMIT = 2**17
 DRAWN = [draw_conv(seed, 2**31) for seed in range(1500)]
@@ -186,32 +179,6 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     verdicts = Counter(check(config, "cpu").verdict for config in drawn)
     # A tap may lie in the padding, a pixel be 0 or below the range.
     assert verdicts["wrong"] > 0.8 * len(drawn) >= 8, verdicts
-
-
-def test_a_policy_is_chosen_for_what_is_valid_and_for_no_mistake(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As on a GPU, where a fuzzed call is planned before it is made."""
-    binding = install(monkeypatch)
-    policies = [SimpleNamespace(planes=p, element=e) for p, e in ((2, 1), (1, 1), (1, 2))]
-    monkeypatch.setattr(binding, "compiled_conv_policies", lambda: policies)
-    monkeypatch.setattr(conv_calls, "native", lambda: _loader.Native(binding, None))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    small = [draw_conv(seed, 2**12) for seed in range(400)]
-    small = [c for c in small if c.mistake is None and c.padding_mode == "zeros"]
-    for config in small[:60]:
-        found = conv_calls._policy(make_case(replace(config, policy=0), torch.device("cpu")))
-        tiers = {"ieee": policies[0], "tf32": policies[1], "torch": None}
-        tier = settings.resolve_conv_tier(config.precision or "default")
-        of_dtype = {"float64": None, "float16": policies[1], "bfloat16": policies[2]}
-        assert found is of_dtype.get(config.x.dtype, tiers[tier])
-    plain = [c for c in small if c.x.dtype == "float32" and 0 not in c.x.shape]
-    for name, mistake in MISTAKES.items():
-        config = next(config for config in plain if mistake.fits(config))
-        case = make_case(replace(config, policy=0, mistake=name), torch.device("cpu"))
-        mistake.make(case)
-        conv_calls._policy(case)
-    _launch.clear_caches()
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, config: ConvConfig, spoil) -> repro.Outcome:

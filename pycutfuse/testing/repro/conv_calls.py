@@ -167,6 +167,8 @@ class ConvCalls:
 
 def _below_range(config: ConvConfig, x: Tensor, weight: Tensor, rounding: Rounding) -> Tensor:
     """What the scales of x and weight may take from a result, (N, K, 1, 1); both in float64."""
+    if x.numel() == 0:  # which has no largest value
+        return x.new_zeros(())
     groups = config.groups
     small = torch.unflatten(x.abs().nan_to_num(0.0, 0.0, 0.0), 1, (groups, -1))
     wide = torch.unflatten(weight.abs().nan_to_num(0.0, 0.0, 0.0), 0, (groups, -1))

@@ -178,7 +178,7 @@ MISTAKES: dict[str, Mistake] = {
     "stride_float": Mistake(_setting("stride", 1.5), fits=_functional),
     "stride_three": Mistake(_setting("stride", (1, 1, 1)), fits=_numbered),
     "stride_none": Mistake(_setting("stride", None), fits=_functional),
-    # torch looks at the dilation only where there are images.
+    # torch looks at the dilation, and at the output padding, only where there are images.
     "dilation_zero": Mistake(_setting("dilation", 0), RuntimeError, _numbered),
     "dilation_negative": Mistake(_setting("dilation", (-1, 1)), RuntimeError, _numbered),
     "dilation_word": Mistake(_setting("dilation", "1"), fits=_functional),
@@ -197,7 +197,8 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "output_padding_large": Mistake(
         _setting("output_padding", lambda c: max(*c.taps.stride, *c.taps.dilation)),
-        fits=_transposed,
+        RuntimeError,
+        _transposed,
     ),
     "output_padding_negative": Mistake(_setting("output_padding", (0, -1)), fits=_transposed),
     "output_padding_word": Mistake(_setting("output_padding", "1"), fits=_transposed),
