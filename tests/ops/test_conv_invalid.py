@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import pycutfuse as pcf
@@ -30,6 +31,37 @@ def test_as_torch(case: InvalidCase, device: torch.device) -> None:
 
 def _ones(*shape: int) -> Tensor:
     return torch.ones(shape)
+
+
+# What torch refuses only where there are images: dtypes of x and bias, settings, transposed.
+UNNOTICED: dict[str, tuple[torch.dtype, torch.dtype, dict[str, Any], bool]] = {
+    "dilation": (torch.float32, torch.float32, {"dilation": (1, 0)}, False),
+    "same": (torch.float32, torch.float32, {"dilation": 0, "padding": "same"}, False),
+    "transposed_dilation": (torch.float32, torch.float32, {"dilation": 0}, True),
+    "output_padding": (torch.float32, torch.float32, {"output_padding": 1}, True),
+    "x_double": (torch.float64, torch.float32, {}, False),
+    "x_half": (torch.float16, torch.float32, {}, True),
+    "x_integer": (torch.int64, torch.float32, {}, False),
+    "bias_double": (torch.float32, torch.float64, {}, True),
+}
+
+
+@pytest.mark.parametrize("batch", [2, 0])
+@pytest.mark.parametrize("name", UNNOTICED)
+def test_what_torch_does_not_notice_without_images(name: str, batch: int) -> None:
+    """It is refused nevertheless, as with images."""
+    of_x, of_bias, options, transposed = UNNOTICED[name]
+    weight = _ones(4, 6, 3, 3) if transposed else _ones(6, 4, 3, 3)
+    names = "conv_transpose2d" if transposed else "conv2d"
+
+    def call(namespace: Any, images: int) -> Any:
+        x, bias = _ones(images, 4, 5, 6).to(of_x), _ones(6).to(of_bias)
+        return getattr(namespace, names)(x, weight, bias, **options)
+
+    ours = raised(lambda device: call(pcf.ops, batch), torch.device("cpu"))
+    theirs = raised(lambda device: call(F, 2), torch.device("cpu"))
+    assert type(ours) is type(theirs)
+    assert names in str(ours)
 
 
 BAD_NORMS = {
