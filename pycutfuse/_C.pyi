@@ -6,6 +6,11 @@ RuntimeError, TypeError, NotImplementedError or MemoryError by its code (include
 """
 
 from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+Address = int | Tensor | None
 
 ABI_VERSION: int  # kAbiVersion this binding was compiled with
 
@@ -127,30 +132,41 @@ def make_plan(
     problem: FusedProblem, device: DeviceProps, policy: GemmPolicy | None = None
 ) -> Plan: ...
 def make_chain(first: FusedProblem, second: FusedProblem, device: DeviceProps) -> ChainPlan: ...
-def run(
+def bind(
     plan: Plan,
-    x: int,
     x_row_stride: int,
     x_col_stride: int,
-    weight: int,
     weight_row_stride: int,
     weight_col_stride: int,
-    weight_planes: int,
-    weight_words: int,
-    operands: Sequence[int],  # pointer, row stride, column stride, DType of each operand, flat
+    operands: Sequence[int],  # 0, row stride, column stride, DType of each operand, flat
     after_operands: Sequence[int],
-    out: int,
     out_row_stride: int,  # not read after logsumexp, whose result is [M]
-    batch_norm: Sequence[int] | None,
-    # pointers of weight, bias, running_mean, running_var, num_batches_tracked; DType of weight and
-    # bias, of the running statistics; pointers of save_mean, save_invstd
-    momentum: float,  # negative: None
-    eps: float,
-    workspace: int,
-    promotion: float,  # 1 + 2**-23; 1 in integer-exact tests
-    stream: int,
-) -> None:
-    """Makes the plan's device current for the duration of the call."""
+    affine_dtype: int = 0,  # DType of the batch norm's weight and bias
+    running_dtype: int = 0,  # of its running statistics
+) -> Launch: ...
+
+class Launch(Protocol):
+    """One plan with all that stays the same from call to call.
+
+    An address is a number, None for null, or a tensor, whose data_ptr() is asked.
+    """
+
+    def __call__(
+        self,
+        out: Address,
+        save: Address,  # float32 [2][N], mean and 1 / std of the batch; read by batch_norm_train
+        workspace: Address,
+        weight_words: Address,
+        momentum: float,  # negative: None
+        eps: float,
+        promotion: float,  # 1 + 2**-23; 1 in integer-exact tests
+        stream: int,
+        tensors: Sequence[Address],
+        # x, weight, weight planes, the operands, with a batch norm its weight, bias, running_mean,
+        # running_var and num_batches_tracked, the operands after it
+        /,
+    ) -> None:
+        """Makes the plan's device current for the duration of the call."""
 
 def run_chain(
     plan: ChainPlan,

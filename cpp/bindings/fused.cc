@@ -67,31 +67,6 @@ ChainHandle make_chain_plan(const FusedProblem& first, const FusedProblem& secon
   return ChainHandle(plan);
 }
 
-void run_plan(const Plan& plan, uintptr_t x, int64_t x_row_stride, int64_t x_col_stride,
-              uintptr_t weight, int64_t weight_row_stride, int64_t weight_col_stride,
-              uintptr_t weight_planes, uintptr_t weight_words, const py::object& operands,
-              const py::object& after_operands, uintptr_t out, int64_t out_row_stride,
-              const py::object& batch_norm, double momentum, double eps, uintptr_t workspace,
-              double promotion, uintptr_t stream) {
-  const OperandList first(operands, "operands");
-  const OperandList second(after_operands, "after_operands");
-  const DType dtype = plan.problem().gemm.dtype;
-  FusedBuffers buffers;
-  buffers.x = {pointer<const void>(x), x_row_stride, x_col_stride, dtype};
-  buffers.weight = {pointer<const void>(weight), weight_row_stride, weight_col_stride, dtype};
-  buffers.weight_planes = pointer<const void>(weight_planes);
-  buffers.weight_words = pointer<const int32_t>(weight_words);
-  buffers.operands = first.values;
-  buffers.operand_count = first.count;
-  buffers.after_operands = second.values;
-  buffers.after_operand_count = second.count;
-  buffers.out = {pointer<void>(out), out_row_stride, dtype};
-  buffers.batch_norm = batch_norm_buffers(batch_norm, momentum, eps);
-  buffers.workspace = pointer<void>(workspace);
-  buffers.promotion = static_cast<float>(promotion);
-  check(without_gil([&] { return run(plan, buffers, pointer<void>(stream)); }));
-}
-
 /// pointer, row stride, column stride, planes, words
 ConstMatrix weight_of(const py::object& sequence, DType dtype, FusedBuffers* buffers) {
   const Numbers numbers(sequence, "weight");
@@ -157,10 +132,6 @@ void add_fused(py::module_& module) {
   module.def("why_not_chain", &why_not_chain, "first"_a, "second"_a, "device"_a);
   module.def("make_plan", &make, "problem"_a, "device"_a, "policy"_a = py::none());
   module.def("make_chain", &make_chain_plan, "first"_a, "second"_a, "device"_a);
-  module.def("run", &run_plan, "plan"_a, "x"_a, "x_row_stride"_a, "x_col_stride"_a, "weight"_a,
-             "weight_row_stride"_a, "weight_col_stride"_a, "weight_planes"_a, "weight_words"_a,
-             "operands"_a, "after_operands"_a, "out"_a, "out_row_stride"_a, "batch_norm"_a,
-             "momentum"_a, "eps"_a, "workspace"_a, "promotion"_a, "stream"_a);
   module.def("run_chain", &run_chain, "plan"_a, "dtype"_a, "x"_a, "x_row_stride"_a,
              "x_col_stride"_a, "first_weight"_a, "second_weight"_a, "first_operands"_a,
              "second_operands"_a, "out"_a, "out_row_stride"_a, "workspace"_a, "promotion"_a,

@@ -32,5 +32,5 @@ def contract(x: Tensor, weight: Tensor, precision: str) -> Tensor:
         tier = config.resolve_tier(precision)
         found = None if tier == "torch" else _launch.lookup(x, weight, None, EMPTY, (), tier)
         if isinstance(found, _launch.Recipe):
-            return _launch.launch(found, x, weight, None, None, ())
+            return _launch.launch(found, (x, weight, None))
     return torch_linear(x, weight, None, precision)

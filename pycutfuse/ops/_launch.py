@@ -19,9 +19,9 @@ from pycutfuse._loader import native
 from pycutfuse.ops import _gate, _workspace
 from pycutfuse.ops._frozen import order, raw_stream
 from pycutfuse.ops._layout import (
+    ALIGNMENT,
     Operands,
     View,
-    addresses,
     copied,
     copy_rows,
     factor_view,
@@ -34,7 +34,7 @@ from pycutfuse.support import Problem, dtype_code, plane_count, precision_code
 if TYPE_CHECKING:
     from pycutfuse._C import Plan
 
-__all__ = ["addresses", "copied", "copy_rows", "dtype_code", "operands_of", "precision_code"]
+__all__ = ["copied", "copy_rows", "dtype_code", "operands_of", "precision_code"]
 
 _F32 = torch.float32
 MAX_RECIPES = 4096  # about 2 KB each; a model with varying batch sizes may fill it
@@ -54,16 +54,16 @@ class Recipe:
 
     problem: Problem
     plan: "Plan"
-    run: Any  # _C.run
+    run: Any  # of _C.bind
     index: int
     device: torch.device
     dtype: torch.dtype
     out_shape: tuple[int, ...]
-    n: int
-    workspace_bytes: int  # the plan's, rounded up, and moment_bytes
-    moment_bytes: int
+    workspace_bytes: int  # the plan's, rounded up, and moments of the batch
+    moments_at: int | None  # where they begin in the workspace
     x: View
     weight: View
+    in_place: bool  # whether nothing is copied
     aligned: bool  # whether x and weight must start at a multiple of 16 bytes
     frozen: bool  # whether planes of the weight are used
     operands: Operands
@@ -165,26 +165,42 @@ def decide(
     reason = support.why_slower(problem)
     if reason is not None:
         return Refusal(reason, False)
-    plan = _plan(problem)
-    moment_bytes = 8 * n if tail == "batch_norm_train" else 0
+    inner, outer = operands_of(operands, shape), operands_of(after_operands, shape)
+    norm_dtypes = _norm_dtypes(batch_norm)
+    plan, out_shape = _plan(problem), shape[:-1] if tail == "logsumexp" else shape
+    scratch, saves = -(-plan.workspace_bytes // 16) * 16, tail == "batch_norm_train"
     return Recipe(
         problem,
         plan,
-        native().binding.run,
+        _bind(plan, problem, *views, inner, outer, norm_dtypes),
         index,
         x.device,
         dtype,
-        shape[:-1] if tail == "logsumexp" else shape,
-        n,
-        -(-plan.workspace_bytes // 16) * 16 + moment_bytes,
-        moment_bytes,
+        out_shape,
+        scratch + (8 * n if saves else 0),
+        scratch if saves else None,
         *views,
+        not (views[0].copy or views[1].copy or inner.copies or outer.copies),
         narrow,
         frozen,
-        operands_of(operands, shape),
-        operands_of(after_operands, shape),
-        _norm_dtypes(batch_norm),
+        inner,
+        outer,
+        norm_dtypes,
     )
+
+
+def _bind(
+    plan: "Plan",
+    problem: Problem,
+    x: View,
+    weight: View,
+    operands: Operands,
+    after_operands: Operands,
+    norm_dtypes: tuple[int, int],
+) -> Any:
+    strides = (x.row_stride, x.col_stride, weight.row_stride, weight.col_stride)
+    programs = (operands.flat, after_operands.flat)
+    return native().binding.bind(plan, *strides, *programs, problem.n, *norm_dtypes)
 
 
 _plans: dict[Any, "Plan"] = {}
@@ -289,102 +305,71 @@ def lookup(
     return made
 
 
-def _realigned(
-    recipe: Recipe, x: Tensor, weight: Tensor
-) -> tuple["Plan", Tensor, int, Tensor, int]:
-    """Plan, x and weight, each with its row stride, where a 16-bit one starts at an odd address."""
-    problem, step = recipe.problem, padded(recipe.problem.k)
-    if x.data_ptr() % 16:
-        x, problem = copy_rows(x, step), problem._replace(x_leading=step)
-    if weight.data_ptr() % 16:
-        weight, problem = copy_rows(weight, step), problem._replace(weight_leading=step)
-    return _plan(problem), x, problem.x_leading, weight, problem.weight_leading
+def _moved(recipe: Recipe, tensor: Tensor, view: View) -> tuple[Tensor, View, int]:
+    """x or weight where a kernel can read it, and the elements between rows that its plan names."""
+    if view.copy:
+        tensor = copy_rows(tensor, view.row_stride)
+    if not recipe.aligned:
+        return tensor, view, 0
+    if tensor.data_ptr() % ALIGNMENT:
+        view = View(padded(recipe.problem.k), 1, True)
+        tensor = copy_rows(tensor, view.row_stride)
+    return tensor, view, view.row_stride
 
 
-def _norm_numbers(
-    recipe: Recipe, batch_norm: Sequence[Tensor | None], save: Tensor | None, workspace_at: int
-) -> list[int]:
-    numbers = [0 if tensor is None else tensor.data_ptr() for tensor in batch_norm]
-    numbers += recipe.norm_dtypes
-    if not recipe.moment_bytes:
-        numbers += (0, 0)
-    else:
-        # Where nobody asked for the batch's mean and 1 / std, they go to the workspace's end.
-        mean = workspace_at + recipe.workspace_bytes - recipe.moment_bytes
-        mean = mean if save is None else save.data_ptr()
-        numbers += (mean, mean + 4 * recipe.n)
-    return numbers
+def _readable(recipe: Recipe, tensors: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """The launch, and copies among `tensors` of those that kernels cannot read in place.
+
+    A 16-bit x or weight that starts at an odd address has another plan.
+    """
+    inner, outer, found = recipe.operands, recipe.after_operands, list(tensors)
+    found[0], x, x_leading = _moved(recipe, found[0], recipe.x)
+    found[1], weight, weight_leading = _moved(recipe, found[1], recipe.weight)
+    begin, end = 3 + len(inner.flat) // 4, len(found) - len(outer.flat) // 4
+    found[3:begin] = copied(inner, found[3:begin])
+    found[end:] = copied(outer, found[end:])
+    problem = recipe.problem._replace(x_leading=x_leading, weight_leading=weight_leading)
+    if problem == recipe.problem:
+        return recipe.run, found
+    run = _bind(_plan(problem), problem, x, weight, inner, outer, recipe.norm_dtypes)
+    return run, found
 
 
 def launch(
     recipe: Recipe,
-    x: Tensor,
-    weight: Tensor,
-    planes: Tensor | None,
-    words: Tensor | None,
-    operands: Sequence[Tensor],
-    batch_norm: Sequence[Tensor | None] | None = None,
+    tensors: Sequence[Any],
+    words: Any = None,
     momentum: float = 0.0,
     eps: float = 0.0,
-    after_operands: Sequence[Tensor] = (),
     save: Tensor | None = None,
 ) -> Tensor:
     """Launch on the current stream: two allocations, nothing that synchronises.
 
-    `batch_norm` holds weight, bias, running_mean, running_var and num_batches_tracked; `save`
-    (2, N) receives mean and 1 / std of the batch.
+    `tensors` are those of `cached`; the batch norm's are weight, bias, running_mean, running_var
+    and num_batches_tracked. `save` (2, N) receives mean and 1 / std of the batch.
     """
-    stream = raw_stream(recipe.index)
-    plan, x_view, weight_view = recipe.plan, recipe.x, recipe.weight
-    x_stride, weight_stride = x_view.row_stride, weight_view.row_stride
-    # Copies are kept by the names they replace until the launch is queued.
-    if x_view.copy:
-        x = copy_rows(x, x_stride)
-    if weight_view.copy:
-        weight = copy_rows(weight, weight_stride)
-    x_at, weight_at = x.data_ptr(), weight.data_ptr()
-    if recipe.aligned and (x_at | weight_at) & 15:
-        plan, x, x_stride, weight, weight_stride = _realigned(recipe, x, weight)
-        x_at, weight_at = x.data_ptr(), weight.data_ptr()
-    if recipe.operands.copies:
-        operands = copied(recipe.operands, operands)
-    if recipe.after_operands.copies:
-        after_operands = copied(recipe.after_operands, after_operands)
+    index, run = recipe.index, recipe.run
+    stream = raw_stream(index)
+    if not recipe.in_place or (
+        recipe.aligned and (tensors[0].data_ptr() | tensors[1].data_ptr()) % ALIGNMENT
+    ):
+        # Copies are kept by this name until the launch is queued.
+        run, tensors = _readable(recipe, tensors)
+    if recipe.frozen:
+        order(tensors[2], words, index, stream)
     # Sizes one by one: torch takes half as long again to read a tuple of them.
     out = knobs.empty(*(recipe.out_shape or (1,)), dtype=recipe.dtype, device=recipe.device)
     if not recipe.out_shape:
         out.squeeze_(0)
     workspace_at, owner = 0, None
     if recipe.workspace_bytes:
-        workspace_at, owner = _workspace.allocate(
-            recipe.workspace_bytes, recipe.index, recipe.device, stream
-        )
-    planes_at = words_at = 0
-    if recipe.frozen and planes is not None and words is not None:
-        planes_at, words_at = planes.data_ptr(), words.data_ptr()
-        order(planes, words, recipe.index, stream)
+        size, device = recipe.workspace_bytes, recipe.device
+        workspace_at, owner = _workspace.allocate(size, index, device, stream)
+    saved: Any = save
+    if save is None and recipe.moments_at is not None:
+        saved = workspace_at + recipe.moments_at
     try:
-        recipe.run(
-            plan,
-            x_at,
-            x_stride,
-            x_view.col_stride,
-            weight_at,
-            weight_stride,
-            weight_view.col_stride,
-            planes_at,
-            words_at,
-            addresses(recipe.operands, operands) if operands else (),
-            addresses(recipe.after_operands, after_operands) if after_operands else (),
-            out.data_ptr(),
-            recipe.n,
-            None if batch_norm is None else _norm_numbers(recipe, batch_norm, save, workspace_at),
-            momentum,
-            eps,
-            workspace_at,
-            knobs.promotion,
-            stream,
-        )
+        run(out, saved, workspace_at, words, momentum, eps, knobs.promotion, stream, tensors)
     finally:
         if workspace_at and owner is None:
             _workspace.release(workspace_at)

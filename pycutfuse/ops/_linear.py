@@ -74,7 +74,7 @@ def forward_on_cuda(
         program = Encoded(tuple(codes), tuple(constants))
         found = _launch.lookup(x, weight, planes, program, operands, tier, tail)
         if isinstance(found, _launch.Recipe):
-            return _launch.launch(found, x, weight, planes, words, operands)
+            return _launch.launch(found, (x, weight, planes, *operands), words)
         _launch.report(operator, found)
     else:
         config.count_handover(operator, HAND_OVER)
@@ -176,7 +176,7 @@ class LinearFunction(torch.autograd.Function):
         ctx.save_for_backward(x, weight, *operands)
         ctx.settings = codes, constants, precision
         if recipe is not None:
-            return _launch.launch(recipe, x, weight, planes, words, operands)
+            return _launch.launch(recipe, (x, weight, planes, *operands), words)
         out: Tensor = _forward_op(x, weight, planes, words, codes, constants, operands, precision)
         return out
 
@@ -226,7 +226,8 @@ def run_decided(
     if tier == "torch":
         return None
     find = _launch.cached if memo is None else memo.find
-    found = find((x, weight, planes, *operands), program, tier, kind.tail)
+    tensors = (x, weight, planes, *operands)
+    found = find(tensors, program, tier, kind.tail)
     codes, constants = program.codes, program.constants
     if found is None:
         return None
@@ -236,7 +237,7 @@ def run_decided(
             head = (x, weight, planes, words, codes, constants, precision, found)
             recorded: Tensor = apply(*head, *operands)
             return recorded
-        return _launch.launch(found, x, weight, planes, words, operands)
+        return _launch.launch(found, tensors, words)
     if not records and _handover.is_handed_over(kind.name, found, x, tier):
         value = kind.reference(x, weight, codes, constants, operands, program.biased)
         return value.contiguous()

@@ -135,13 +135,13 @@ def launch(recipe: _launch.Recipe, call: Call, save: Tensor | None) -> Tensor:
     `save` (2, N) receives mean and 1 / std of the batch; None if nobody asks for them: then they
     go to the workspace.
     """
-    head = (recipe, *call[:4], call.operands, call[6:11], call.momentum, call.eps)
-    return _launch.launch(*head, call.after_operands, save)
+    tensors = (*call[:3], *call.operands, *call.statistics, *call.after_operands)
+    return _launch.launch(recipe, tensors, call.words, call.momentum, call.eps, save)
 
 
 def new_save(recipe: _launch.Recipe, training: bool) -> Tensor:
     """Memory for `launch`'s save; empty in evaluation."""
-    features = recipe.n if training else 0
+    features = recipe.problem.n if training else 0
     return torch.empty(2, features, dtype=torch.float32, device=recipe.device)
 
 

@@ -144,7 +144,7 @@ class LinearLogSumExpFunction(torch.autograd.Function):
     ) -> Tensor:
         out: Tensor
         if recipe is not None:
-            out = _launch.launch(recipe, x, weight, planes, words, operands)
+            out = _launch.launch(recipe, (x, weight, planes, *operands), words)
         else:
             head = (x, weight, planes, words, codes, constants)
             out = _forward_op(*head, operands, precision)

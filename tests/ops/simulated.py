@@ -5,8 +5,9 @@ pointer gives a wrong result, or a NaN out of a gap.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,18 @@ def _matrix(
     memory = (ctypes.c_char * (length * DTYPES[dtype].itemsize)).from_address(address)
     flat = torch.frombuffer(memory, dtype=DTYPES[dtype])
     return flat.as_strided((rows, columns), (row_stride, col_stride))
+
+
+def _address(value: Tensor | int | None) -> int:
+    return value.data_ptr() if isinstance(value, Tensor) else value or 0
+
+
+def _addressed(flat: Sequence[int], addresses: Sequence[int]) -> list[int]:
+    assert set(flat[::4]) <= {0}
+    assert len(flat) == 4 * len(addresses)
+    made = list(flat)
+    made[::4] = addresses
+    return made
 
 
 @dataclass
@@ -71,11 +84,26 @@ class Binding:
         leading = -(-k // 8) * 8
         return leading, 2 * count * rows * leading, 4 * (-(-rows // 4) * 4)
 
-    def run(self, plan: Plan, *arguments: Any) -> None:
+    def bind(self, plan: Plan, *numbers: Any) -> Callable[..., None]:
+        return partial(self._launch, plan, numbers)
+
+    def _launch(self, plan: Plan, numbers: Sequence[Any], *given: Any) -> None:
         self.launched += 1
-        x, weight, planes = arguments[0:3], arguments[3:6], arguments[6:8]
-        operands, after_operands, out, out_stride, stats, momentum, eps = arguments[8:15]
-        workspace, promotion, stream = arguments[15:]
+        x_strides, weight_strides, (first, second, out_stride) = (
+            numbers[:2],
+            numbers[2:4],
+            numbers[4:7],
+        )
+        out, save, workspace, words, momentum, eps, promotion, stream, tensors = given
+        out, save, words, *at = map(_address, (out, save, words, *tensors))
+        end = 3 + len(first) // 4
+        operands = _addressed(first, at[3:end])
+        after_operands = _addressed(second, at[len(at) - len(second) // 4 :])
+        save_invstd = save + 4 * plan.problem.n
+        stats = (*at[end : end + 5], *numbers[7:9], save, save_invstd)
+        x, weight = (at[0], *x_strides), (at[1], *weight_strides)
+        planes = (at[2], words) if plan.problem.weight_planes else (0, 0)
+        assert workspace % 16 == 0
         self.last = {"workspace": workspace, "promotion": promotion, "stream": stream}
         self.last |= {"planes": planes, "problem": plan.problem}
         problem = plan.problem

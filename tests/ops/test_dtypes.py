@@ -242,7 +242,7 @@ def test_logsumexp_recipes_store_one_value_a_row(binding: Binding) -> None:
         x, weight = draw(*shape, dtype=dtype), draw(4, 8, dtype=dtype)
         found = _launch.lookup(x, weight, None, EMPTY, (), "ieee", "logsumexp")
         assert isinstance(found, _launch.Recipe)
-        result = _launch.launch(found, x, weight, None, None, ())
+        result = _launch.launch(found, (x, weight, None))
         wanted = F.linear(x.float(), weight.float()).logsumexp(-1)
         assert (result.shape, result.dtype) == (wanted.shape, dtype)
         torch.testing.assert_close(result, wanted.to(dtype))
