@@ -59,6 +59,8 @@ class Recipe:
     device: torch.device
     dtype: torch.dtype
     out_shape: tuple[int, ...]
+    out_strides: tuple[int, ...]
+    blank: _workspace.Blank | None
     workspace_bytes: int  # the plan's, rounded up, and moments of the batch
     moments_at: int | None  # where they begin in the workspace
     x: View
@@ -177,6 +179,8 @@ def decide(
         x.device,
         dtype,
         out_shape,
+        tuple(math.prod(out_shape[at + 1 :]) for at in range(len(out_shape))),
+        _workspace.blank_of(x.device.type),
         scratch + (8 * n if saves else 0),
         scratch if saves else None,
         *views,
@@ -357,14 +361,18 @@ def launch(
         run, tensors = _readable(recipe, tensors)
     if recipe.frozen:
         order(tensors[2], words, index, stream)
-    # Sizes one by one: torch takes half as long again to read a tuple of them.
-    out = knobs.empty(*(recipe.out_shape or (1,)), dtype=recipe.dtype, device=recipe.device)
-    if not recipe.out_shape:
-        out.squeeze_(0)
+    direct = _workspace.is_direct(index)
+    if direct and recipe.blank is not None:
+        out = recipe.blank(recipe.out_shape, recipe.out_strides, recipe.dtype)
+    else:
+        # Sizes one by one: torch takes half as long again to read a tuple of them.
+        out = knobs.empty(*(recipe.out_shape or (1,)), dtype=recipe.dtype, device=recipe.device)
+        if not recipe.out_shape:
+            out.squeeze_(0)
     workspace_at, owner = 0, None
     if recipe.workspace_bytes:
         size, device = recipe.workspace_bytes, recipe.device
-        workspace_at, owner = _workspace.allocate(size, index, device, stream)
+        workspace_at, owner = _workspace.scratch(size, device, stream, direct)
     saved: Any = save
     if save is None and recipe.moments_at is not None:
         saved = workspace_at + recipe.moments_at

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pycutfuse import _library, config, reference
-from pycutfuse.ops import _gate, _launch, _linear_batch_norm_vjp, _vjp
+from pycutfuse.ops import _gate, _launch, _linear_batch_norm_vjp, _vjp, _workspace
 from pycutfuse.ops._linear import HAND_OVER, forward_by_torch
 from pycutfuse.program import Encoded
 
@@ -142,6 +142,8 @@ def launch(recipe: _launch.Recipe, call: Call, save: Tensor | None) -> Tensor:
 def new_save(recipe: _launch.Recipe, training: bool) -> Tensor:
     """Memory for `launch`'s save; empty in evaluation."""
     features = recipe.problem.n if training else 0
+    if recipe.blank is not None and _workspace.is_direct(recipe.index):
+        return recipe.blank((2, features), (features, 1), torch.float32)
     return torch.empty(2, features, dtype=torch.float32, device=recipe.device)
 
 
