@@ -1,7 +1,7 @@
 """Steps of a module's program: their learned operands become ``epilogue.N.weight``."""
 
 from collections.abc import Iterable, Iterator
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.modules import module as _hooks
@@ -56,6 +56,26 @@ def has_global_hooks() -> bool:
     """Whether hooks for all modules are registered."""
     return bool(
         _hooks._global_forward_hooks
+        or _hooks._global_forward_pre_hooks
+        or _hooks._global_backward_hooks
+        or _hooks._global_backward_pre_hooks
+    )
+
+
+def any_hooks(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Both of the above, of two modules given by their ``__dict__``: it costs a third."""
+    return bool(
+        first["_forward_hooks"]
+        or first["_forward_pre_hooks"]
+        or first["_backward_hooks"]
+        or first["_backward_pre_hooks"]
+        or second["_forward_hooks"]
+        or second["_forward_pre_hooks"]
+        or second["_backward_hooks"]
+        or second["_backward_pre_hooks"]
+        or "forward" in first
+        or "forward" in second
+        or _hooks._global_forward_hooks
         or _hooks._global_forward_pre_hooks
         or _hooks._global_backward_hooks
         or _hooks._global_backward_pre_hooks

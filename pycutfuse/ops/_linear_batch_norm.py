@@ -1,6 +1,6 @@
 """Linear, program, batch norm, program: the autograd function and the functional API."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
@@ -9,54 +9,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pycutfuse import config, reference
-from pycutfuse.ops import _gate, _handover, _launch, _vjp
+from pycutfuse.ops import _gate, _handover, _launch
 from pycutfuse.ops import _linear_batch_norm_raw as raw
 from pycutfuse.ops._launch import Recipe
 from pycutfuse.ops._linear import check_call
+from pycutfuse.ops._linear_batch_norm_planned import gradients, running_save, start
 from pycutfuse.ops._linear_batch_norm_raw import NAME, Call
 from pycutfuse.ops._memo import Memo
 from pycutfuse.program import Encoded, Program, encode, operands_of
 
 _once: Callable[[Any], Any] = once_differentiable  # untyped
-
-
-def _remember(ctx: Any, call: Call, save: Tensor, operands: Sequence[Tensor]) -> None:
-    if not call.training:
-        # A copy: a later forward in training changes the running statistics in place.
-        mean, var = call.running_mean, call.running_var
-        assert mean is not None
-        assert var is not None
-        save = torch.stack((mean, var)).to(save.dtype)
-    ctx.save_for_backward(call.x, call.weight, call.bn_weight, call.bn_bias, save, *operands)
-    program, after = call.program, call.after
-    programs = (program.codes, program.constants), (after.codes, after.constants)
-    ctx.settings = (call.training, call.eps, *programs, len(call.operands), call.precision)
-
-
-def _gradients(ctx: Any, grad: Tensor, needs: list[bool]) -> list[Tensor | None]:
-    """Of x, weight, bn_weight, bn_bias and the operands."""
-    x, weight, bn_weight, bn_bias, save, *operands = ctx.saved_tensors
-    training, eps, program, after, count, precision = ctx.settings
-    if not training:
-        mean, var = save.unbind(0)
-        save = torch.stack((mean, torch.rsqrt(var + eps)))
-    grads = raw.backward(
-        grad,
-        x,
-        weight,
-        *program,
-        operands[:count],
-        bn_weight,
-        bn_bias,
-        save,
-        training,
-        eps,
-        *after,
-        operands[count:],
-        precision,
-        needs,
-    )
-    return _vjp.restore(grads, needs)
 
 
 class LinearBatchNormFunction(torch.autograd.Function):
@@ -103,7 +65,10 @@ class LinearBatchNormFunction(torch.autograd.Function):
             precision,
         )
         out, save = raw.forward(*call.flat())
-        _remember(ctx, call, save, operands)
+        if not training:
+            save = running_save(running_mean, running_var, save.dtype)
+        ctx.save_for_backward(x, weight, bn_weight, bn_bias, save, *operands)
+        ctx.settings = (training, eps, program, after, operand_count, precision)
         result: Tensor = out
         return result
 
@@ -112,53 +77,8 @@ class LinearBatchNormFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         asked = ctx.needs_input_grad
         needs = [asked[0], asked[1], asked[4], asked[5], *asked[16:]]
-        found = _gradients(ctx, grad, needs)
+        found = gradients(grad, ctx.saved_tensors, ctx.settings, needs)
         return *found[:2], None, None, *found[2:4], *([None] * 10), *found[4:]
-
-
-class PlannedFunction(torch.autograd.Function):
-    """As `LinearBatchNormFunction` for a planned call: what differentiates nothing stays in it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        recipe: Recipe,
-        call: Call,
-        x: Tensor,
-        weight: Tensor,
-        bn_weight: Tensor | None,
-        bn_bias: Tensor | None,
-        *operands: Tensor,
-    ) -> Tensor:
-        save = raw.new_save(recipe, call.training)
-        out = raw.launch(recipe, call, save)
-        _remember(ctx, call, save, operands)
-        return out
-
-    @staticmethod
-    @_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *_gradients(ctx, grad, list(ctx.needs_input_grad[2:]))
-
-
-_apply = _gate.plain_apply(PlannedFunction)
-
-
-def remembered(call: Call, memo: Memo) -> Recipe | None:
-    """The recipe of a call like the last one of its module: then it is valid as that one was."""
-    if not _gate.is_plain_eager():
-        return None
-    tier = config.resolve_tier(call.precision)
-    return None if tier == "torch" else raw.find(memo.hit, call, tier)
-
-
-def start(recipe: Recipe, call: Call) -> Tensor:
-    """Launch a planned call, recorded where a gradient will be asked for."""
-    if not torch.is_grad_enabled() or not _needs_grad(call):
-        return raw.launch(recipe, call, None)
-    head = (recipe, call, call.x, call.weight, call.bn_weight, call.bn_bias)
-    recorded: Tensor = _apply(*head, *call.operands, *call.after_operands)
-    return recorded
 
 
 def _needs_grad(call: Call) -> bool:
@@ -172,7 +92,9 @@ def run(call: Call, memo: Memo | None = None) -> Tensor:
         find = _launch.cached if memo is None else memo.find
         found = None if tier == "torch" else raw.find(find, call, tier)
         if isinstance(found, Recipe):
-            return start(found, call)
+            started = start(lambda *_: found, *call)
+            assert started is not None
+            return started
         if found is not None and not (torch.is_grad_enabled() and _needs_grad(call)):
             check_eps(call.eps)
             if _handover.is_handed_over(NAME, found, call.x, tier):

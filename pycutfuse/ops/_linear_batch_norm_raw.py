@@ -107,8 +107,7 @@ def _forward_cpu(*arguments: Any) -> tuple[Tensor, Tensor]:
     return _by_torch(of_flat(arguments))
 
 
-def _tail(training: bool) -> str:
-    return "batch_norm_train" if training else "batch_norm_eval"
+TAILS = ("batch_norm_eval", "batch_norm_train")  # by `training`, as `support.Problem` names them
 
 
 def lookup(call: Call, tier: str) -> _launch.Recipe | _launch.Refusal:
@@ -117,7 +116,7 @@ def lookup(call: Call, tier: str) -> _launch.Recipe | _launch.Refusal:
     if found is not None:
         return found
     check(call)
-    tail = _tail(call.training)
+    tail = TAILS[call.training]
     head = (*call[:3], call.program, call.operands)
     return _launch.lookup(*head, tier, tail, call.statistics, call.after, call.after_operands)
 
@@ -126,7 +125,7 @@ def find(by: Callable[..., Found], call: Call, tier: str) -> Found:
     """What `by`, for example `_launch.cached` or a method of a memo, finds for a call."""
     x, weight, planes, _, program, operands, *norm = call[:11]
     tensors = (x, weight, planes, *operands, *norm, *call[15])
-    return by(tensors, program, tier, _tail(call[11]), call[14])
+    return by(tensors, program, tier, TAILS[call[11]], call[14])
 
 
 def launch(recipe: _launch.Recipe, call: Call, save: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from pycutfuse.program import EMPTY, MAX_STEPS, Encoded
 _Check = Callable[..., bool]
 
 # They stand for None in a check, by position, as it fails where a tensor is given twice. No tensor
-# of a planned call has their dtype.
+# of a planned call has their dtype. Their address is null, as that of None.
 _ABSENT = [torch.empty(0, dtype=torch.complex64, device="cpu") for _ in range(5 + 3 * MAX_STEPS)]
 
 
@@ -91,13 +91,16 @@ class Memo:
 
     def hit(
         self,
-        tensors: Sequence[Tensor | None],
+        tensors: list[Any],
         program: Encoded,
         tier: str,
         tail: str = "none",
         after: Encoded = EMPTY,
     ) -> _launch.Recipe | None:
-        """The recipe of the two calls before this one, if this is like them."""
+        """The recipe of the two calls before this one, if this is like them.
+
+        `tensors` then have stand-ins in place of None, which may be launched as well.
+        """
         entry = self._entry
         if entry is None:
             return None
@@ -111,12 +114,11 @@ class Memo:
             or size != len(tensors)
         ):
             return None
-        given: list[Any] = list(tensors)
         for at in absent:
-            if given[at] is not None:
+            if tensors[at] is not None:
                 return None
-            given[at] = _ABSENT[at]
-        return recipe if check(*given) else None
+            tensors[at] = _ABSENT[at]
+        return recipe if check(*tensors) else None
 
     def find(
         self,
@@ -127,7 +129,7 @@ class Memo:
         after: Encoded = EMPTY,
     ) -> _launch.Recipe | _launch.Refusal | None:
         """As `_launch.cached`, and faster for a call like the two before it."""
-        recipe = self.hit(tensors, program, tier, tail, after)
+        recipe = self.hit(list(tensors), program, tier, tail, after)
         if recipe is not None:
             return recipe
         if program.biased and _dtype(tensors[3]) is not _dtype(tensors[1]):
