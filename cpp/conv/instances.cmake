@@ -1,9 +1,12 @@
 # The compiled shift kernels, one row each: element of the planes, pixels of one instruction, planes
-# of x and of the weight (2: ieee).
-set(CUTFUSE_SHIFT_INSTANCES
-  # ELEMENT TILE_N PLANES
-  "half_t 256 1 dev"
-  "half_t 192 1"
-  "half_t 128 1"
-  "half_t 128 2 dev"
-  "half_t 64 2")
+# of x and of the weight (2: ieee), and Role. Each comes in all roles.
+set(CUTFUSE_SHIFT_INSTANCES "")
+foreach(role IN ITEMS kStore kStatistics kAny)
+  # ELEMENT TILE_N PLANES ROLE
+  list(APPEND CUTFUSE_SHIFT_INSTANCES
+    "half_t 256 1 ${role} dev"
+    "half_t 192 1 ${role}"
+    "half_t 128 1 ${role}"
+    "half_t 128 2 ${role} dev"
+    "half_t 64 2 ${role}")
+endforeach()

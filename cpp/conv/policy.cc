@@ -35,12 +35,16 @@ std::vector<int32_t> strips_of(const ConvProblem& p, int32_t tile_n) {
 
 }  // namespace
 
-const shift::Instance* find_instance(const ConvPolicy& policy) noexcept {
+bool suits(const ConvPolicy& policy, const ConvProblem& problem) noexcept {
+  return policy.planes == planes_of(problem) && policy.element == element_of(problem);
+}
+
+const shift::Instance* find_instance(const ConvPolicy& policy, shift::Role role) noexcept {
   int32_t count = 0;
   const shift::Instance* all = shift::instances(&count);
   const shift::Instance* found = std::find_if(all, all + count, [&](const auto& instance) {
     return instance.element == policy.element && instance.tile_n == policy.tile_n &&
-           instance.planes == policy.planes;
+           instance.planes == policy.planes && instance.role == role;
   });
   return found == all + count ? nullptr : found;
 }
@@ -50,25 +54,23 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const shift::Geometry& g = layout.g;
   double steps = 0.0;
   for (const int32_t count : layout.chunk_steps) steps += count;
-  const double products = policy.planes == 2 ? 3.0 : 1.0;
-  // Of one tile. Coefficients: least squares over 392 launches of 27 problems on an H200, median
-  // error 13 %.
-  const double cycles = 2.0 * steps * products * std::max(policy.tile_n / 2.0, 32.0);
-  const double advance =
-      g.strip != 0 ? double(g.tile_blocks) * g.pitch
-                   : double(g.tile_blocks) * g.block_outputs * g.pitch / std::max(g.out_width, 1);
-  const double read = g.chunks > 1 ? g.patch : std::min<double>(advance, g.patch);
-  const double warps = policy.tile_n * policy.planes <= 128 ? 8.0 : 4.0;
-  const double items = read * g.lane_groups / 32.0 / warps;
-  const double copied = (g.patch - read) * g.lane_groups * policy.planes / 128.0;
-  const double streamed = g.slab_ring >= g.slabs ? 0.0 : double(g.slabs) * layout.shared.slab_bytes;
-  const double stored = 2.0 * policy.tile_n * g.warp_channels;
-  const double tile = 3.4 * g.chunks + 1.05e-3 * cycles + 0.444 * items + 1.55e-4 * stored +
-                      0.095 * copied + 4e-6 * streamed;
+  const bool two = policy.planes == 2;
+  const double n = policy.tile_n;
+  // Of one tile: cycles of the tensor cores, items of the busiest producer warp, values stored and
+  // promoted. Coefficients: least squares over 404 launches of 27 problems on an H200, median error
+  // 12 %.
+  const double cycles = 2.0 * steps * (two ? 3.0 : 1.0) * std::max(n / 2.0, 32.0);
+  const double items = layout.items();
+  const double stored = g.tile_blocks * n * g.weight_rows / 16.0 * ((g.warp_channels + 7) / 8);
+  const double promoted = two ? 2.0 * n * steps * (layout.four_products() ? 1.0 : 0.25) : 0.0;
+  const double few = n * policy.planes <= 128 ? 5.3e-4 : 0.0;  // accumulators
+  const double tile =
+      1.0 * g.chunks + (8.4e-4 + few) * cycles + 0.313 * items + 4e-4 * stored + 1.5e-3 * promoted;
+  const double wide = n == 256 && g.slab_ring >= g.slabs ? 0.85 : 1.0;
   const int32_t walk = layout.walk(device.sm_count);
   const double walks = std::ceil(double(layout.tile_count) / walk);
   const double passes = problem.tail == Tail::kBatchNormTrain ? 2.0 : 1.0;
-  return 13.2 + passes * std::ceil(walks / device.sm_count) * walk * tile;
+  return 12.0 + passes * std::ceil(walks / device.sm_count) * walk * tile * wide;
 }
 
 double estimate_eager(const FusedConvProblem& problem) noexcept {
@@ -96,7 +98,8 @@ Status select_policy(const FusedConvProblem& problem, const DeviceProps& device,
   int32_t count = 0;
   const shift::Instance* all = shift::instances(&count);
   for (int32_t i = 0; i < count; ++i) {
-    if (all[i].planes != planes || all[i].element != element) continue;
+    const bool suits = all[i].planes == planes && all[i].element == element;
+    if (!suits || all[i].role != shift::Role::kStore) continue;
     for (const int32_t strip : strips_of(p, all[i].tile_n)) {
       for (const int32_t m_blocks : {1, 2}) {
         for (const int32_t chunk : {0, 64, 32, 16}) {
@@ -143,13 +146,18 @@ std::string to_string(const ConvPolicy& policy) {
 int32_t compiled_policies(ConvPolicy* policies, int32_t capacity) noexcept {
   int32_t count = 0;
   const conv::shift::Instance* all = conv::shift::instances(&count);
-  for (int32_t i = 0; i < std::min(count, capacity); ++i) {
-    policies[i] = ConvPolicy{};
-    policies[i].tile_n = all[i].tile_n;
-    policies[i].planes = all[i].planes;
-    policies[i].element = all[i].element;
+  int32_t found = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    if (all[i].role != conv::shift::Role::kStore) continue;
+    if (found < capacity) {
+      policies[found] = ConvPolicy{};
+      policies[found].tile_n = all[i].tile_n;
+      policies[found].planes = all[i].planes;
+      policies[found].element = all[i].element;
+    }
+    ++found;
   }
-  return count;
+  return found;
 }
 
 }  // namespace cutfuse

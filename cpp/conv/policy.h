@@ -18,7 +18,10 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
 /// Microseconds that PyTorch needs at least.
 double estimate_eager(const FusedConvProblem& problem) noexcept;
 
-/// The compiled instance that a policy names, or null.
-const shift::Instance* find_instance(const ConvPolicy& policy) noexcept;
+/// Whether a policy's planes are those that the problem's precision asks for.
+bool suits(const ConvPolicy& policy, const ConvProblem& problem) noexcept;
+
+/// The compiled instance that a policy names, for `role`, or null.
+const shift::Instance* find_instance(const ConvPolicy& policy, shift::Role role) noexcept;
 
 }  // namespace cutfuse::conv

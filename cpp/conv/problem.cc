@@ -88,9 +88,9 @@ Status check_problem(const FusedConvProblem& problem, const DeviceProps& device)
                 "a transposed convolution of stride %lldx%lld has no kernel yet; 1x1 has",
                 static_cast<long long>(p.stride_h), static_cast<long long>(p.stride_w));
   CUTFUSE_CHECK(p.channels > 0, Code::kNotSupported, "a sum over no channels is PyTorch's");
-  // Beyond, single roundings of the promoted sums show (2.4e-7 at 6272, limit 2^-22); below, single
-  // truncations of the products' sums do (2.7e-7 at 16, 2.6e-7 at 72, lognormal).
-  constexpr int64_t kMinIeeeTerms = 128;
+  // Beyond, single roundings of the promoted sums show (2.4e-7 at 6272, limit 2^-22); below, that
+  // two planes hold 22 bits does (3.8e-7 of a lognormal value at 9, PyTorch 2.6e-7).
+  constexpr int64_t kMinIeeeTerms = 16;
   constexpr int64_t kMaxIeeeTerms = 4608;
   const int64_t terms = p.channels / p.groups * p.kernel_h * p.kernel_w;
   CUTFUSE_CHECK(p.precision != Precision::kIeee || p.dtype != DType::kFloat32 ||

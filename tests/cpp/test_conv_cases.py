@@ -9,7 +9,6 @@ from ..cases.conv import HANDED_OVER, KERNEL, KINDS, ConvCase
 from .native import binding
 
 _C = binding()
-SHORT = pytest.mark.xfail(strict=True, reason="sums of fewer than 128 terms at ieee")
 
 
 @pytest.fixture(autouse=True)
@@ -18,17 +17,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(support, "device_props", lambda index: _C.DeviceProps())
 
 
-def terms(case: ConvCase) -> int:
-    return case.channels // case.groups * case.kernel[0] * case.kernel[1]
-
-
-TAKEN = [
-    pytest.param(case, kind, id=f"{case}-{kind[1]}", marks=SHORT)
-    if kind[1] == "ieee" and terms(case) < 128
-    else pytest.param(case, kind, id=f"{case}-{kind[1]}")
-    for kind in KINDS
-    for case in KERNEL
-]
+TAKEN = [pytest.param(case, kind, id=f"{case}-{kind[1]}") for kind in KINDS for case in KERNEL]
 
 
 @pytest.mark.parametrize(("case", "kind"), TAKEN)

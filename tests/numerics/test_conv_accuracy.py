@@ -171,9 +171,9 @@ def test_scaled_data(tier: str, scale: float, fused: None) -> None:
 def test_more_than_two_to_the_31_elements(kind: Kind, fused: None) -> None:
     """The last image of a result of 2,148,532,224 elements is as it is alone."""
     dtype, tier = kind
-    weight = generate("randn", (64, 1, 3, 3), seed=2, device="cuda").to(dtype)
-    last = generate("randn", (1, 1, 130, 130), seed=1, device="cuda").to(dtype)
-    x = torch.cat((last, torch.zeros(2047, 1, 130, 130, device="cuda", dtype=dtype), last))
+    weight = generate("randn", (64, 3, 3, 3), seed=2, device="cuda").to(dtype)
+    last = generate("randn", (1, 3, 130, 130), seed=1, device="cuda").to(dtype)
+    x = torch.cat((last, torch.zeros(2047, 3, 130, 130, device="cuda", dtype=dtype), last))
     result = pcf.ops.conv2d(x, weight, precision=tier)
     assert result.numel() > 2**31
     expected = pcf.ops.conv2d(last, weight, precision=tier)

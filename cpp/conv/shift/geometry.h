@@ -17,9 +17,22 @@ inline constexpr int32_t kLanes = 8;        // channels of a group: 16 bytes of 
 inline constexpr int32_t kSlabSteps = 4;    // steps of K = 16 whose weights come together
 inline constexpr int32_t kMaxSteps = 1536;  // the kernel's parameters hold the table of steps
 inline constexpr int32_t kMaxChunks = 32;
-inline constexpr int32_t kTileBytes = 2048;  // 64 output channels x 16 of K, fp16
-inline constexpr int32_t kSector = 8;        // floats of a 32-byte sector
+inline constexpr int32_t kRowStepBytes = 32;  // of an output channel, 16 of K, fp16
+inline constexpr int32_t kSector = 8;         // floats of a 32-byte sector
 
+// What the kernel's own tables take of shared memory.
+inline constexpr int32_t kControlBytes = 2048;  // of sm90/layout.cuh's Control
+inline constexpr int32_t kRowBytes = 16;        // of its RowConstants
+inline constexpr int32_t kLaneBytes = 8;        // of sm90/source.cuh's Lanes, of each lane-channel
+inline constexpr int32_t kSendsOfWarp = 16;     // stores of 16 bytes' description
+inline constexpr int32_t kSendBytes = 8 * kSendsOfWarp * 16;  // of all consumers' warps
+inline constexpr int32_t kMostAhead = 8;        // batches of a producer's warp on their way
+inline constexpr int32_t kRawItemBytes = 1024;  // of 32 pixels of eight lane-channels of x
+
+/// Threads that read and convert: two warpgroups where accumulators leave their registers.
+constexpr int32_t producers(int32_t tile_n, int32_t planes) {
+  return tile_n * planes <= 128 ? 256 : 128;
+}
 /// Whether a kernel has the registers to change the patch's scale between chunks of channels.
 constexpr bool takes_chunks(int32_t tile_n, int32_t planes) { return planes == 2 || tile_n <= 128; }
 
@@ -67,10 +80,14 @@ struct Geometry {
   int32_t patch;          // pixels that a tile reads
   // Output channels.
   int32_t m_blocks, warp_channels, m_tiles;
-  // Shared memory.
+  int32_t weight_rows;  // of an m tile: 16 of each warp that has channels
+  // Shared memory, and how the producers' warps divide their work.
   int32_t stages;
-  int32_t slabs;      // of the weight of one (group, m tile)
-  int32_t slab_ring;  // slabs in shared memory; >= slabs: they stay
+  int32_t together;     // groups of a pixel that a warp takes together: 1 or 2
+  int32_t raw_depth;    // batches of each warp on their way
+  int32_t group_warps;  // that share a pixel's groups
+  int32_t slabs;        // of the weight of one (group, m tile)
+  int32_t slab_ring;    // slabs in shared memory; >= slabs: they stay
 };
 
 /// Channel, row and column phase of lane-channel `q`; channel >= channels: padding.

@@ -9,11 +9,8 @@ namespace cutfuse::conv::shift {
 namespace {
 
 constexpr int64_t kMaxExtent = int64_t(1) << 30;
-constexpr int32_t kControlBytes = 2048;  // of sm90/layout.cuh's Control
-constexpr int32_t kRowBytes = 16;        // of its RowConstants
-constexpr int32_t kLaneBytes = 12;       // of sm90/producer.cuh's LaneOffset
-constexpr int32_t kMaxRing = 64;         // slabs that Control has barriers for
-constexpr int32_t kReach = 1 << 18;      // bytes that a descriptor can name
+constexpr int32_t kMaxRing = 64;     // slabs that Control has barriers for
+constexpr int32_t kReach = 1 << 18;  // bytes that a descriptor can name
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int32_t round_up(int64_t a, int32_t b) { return static_cast<int32_t>(ceil_div(a, b) * b); }
@@ -82,7 +79,10 @@ Status set_tiles(const ConvPolicy& policy, Geometry* g) noexcept {
   g->tile_blocks = 2 / policy.m_blocks;
   const int64_t m_rows = int64_t(64) * policy.m_blocks;
   g->m_tiles = static_cast<int32_t>(ceil_div(g->out_channels, m_rows));
-  g->warp_channels = static_cast<int32_t>(ceil_div(g->out_channels, g->m_tiles * m_rows / 16));
+  // Whole boxes of eight; then the last warps, and rows of the weights, may be left over.
+  g->warp_channels = round_up(ceil_div(g->out_channels, g->m_tiles * m_rows / 16), 8);
+  g->weight_rows = 16 * static_cast<int32_t>(std::min<int64_t>(
+                            4 * policy.m_blocks, ceil_div(g->out_channels, g->warp_channels)));
   int64_t span = 0;  // pixels from a tile's first to its last block
   if (policy.strip != 0) {
     g->strip = policy.strip;
@@ -90,7 +90,8 @@ Status set_tiles(const ConvPolicy& policy, Geometry* g) noexcept {
     CUTFUSE_CHECK(policy.strip % kSector == 0 && policy.strip + kSector <= policy.tile_n,
                   Code::kNotSupported, "a strip of %d columns and alignment exceed %d pixels",
                   policy.strip, policy.tile_n);
-    g->pitch = round_up(policy.tile_n + g->reach_columns, 2);
+    // A block's last pixels, beyond the strip's, are of the next row.
+    g->pitch = round_up(policy.strip + kSector + g->reach_columns, 2);
     g->block_outputs = policy.strip;
     g->blocks = g->out_height;
     span = int64_t(g->tile_blocks - 1) * g->pitch;
@@ -185,33 +186,85 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   };
   g.stages = policy.stages;
   s.stage_bytes = policy.planes * s.plane_bytes;
-  s.slab_bytes = kSlabSteps * policy.planes * g.m_blocks * kTileBytes;
+  s.slab_bytes = kSlabSteps * policy.planes * g.weight_rows * kRowStepBytes;
   s.patch = take(int64_t(g.stages) * s.stage_bytes, 128);
-  s.rows = take(int64_t(g.m_blocks) * 64 * kRowBytes, 16);
+  s.rows = take(int64_t(g.weight_rows) * kRowBytes, 16);
   s.lanes = take(int64_t(g.lane_groups) * kLanes * kLaneBytes, 16);
+  s.sends = take(kSendBytes, 16);
   s.control = take(kControlBytes, 16);
-  // Two boxes of staging for each warp let stores of one overlap writing the other, if the weights
-  // still fit.
-  const int64_t box_bytes = int64_t(8) * 8 * (policy.tile_n + kSector) * 4;
+  // Two boxes of staging for each warp let stores of one overlap writing the other, and more of x
+  // is on its way, if the weights still fit.
+  const int32_t threads = producers(policy.tile_n, policy.planes);
+  const int64_t box_bytes =
+      int64_t(g.tile_blocks) * g.weight_rows / 16 * 8 * (policy.tile_n + kSector) * 4;
+  // The instruction reads 64 rows, so beyond the last step's.
+  const int64_t beyond = int64_t(g.m_blocks * 64 - g.weight_rows) * 16;
   const int64_t before = size;
-  for (s.staging_boxes = g.warp_channels > 8 ? 2 : 1;; --s.staging_boxes) {
+  const auto spend = [&](int32_t boxes, int32_t depth) {
     size = before;
-    s.staging = take(s.staging_boxes * box_bytes, 128);
+    s.staging_boxes = boxes;
+    g.raw_depth = depth;
+    s.raw = take(int64_t(depth) * g.together * (threads / 32) * kRawItemBytes, 128);
+    s.staging = take(boxes * box_bytes, 128);
     s.weights = take(0, 128);
-    const int64_t left = (device.shared_bytes - size) / s.slab_bytes;
+    const int64_t left = (device.shared_bytes - size - beyond) / s.slab_bytes;
     g.slab_ring = static_cast<int32_t>(std::min<int64_t>({left, g.slabs, kMaxRing}));
-    if (g.slab_ring >= g.slabs || s.staging_boxes == 1) break;
+    return g.slab_ring >= g.slabs;
+  };
+  const bool stay = (g.warp_channels > 8 && (spend(2, kMostAhead) || spend(2, 4))) ||
+                    spend(1, kMostAhead) || spend(1, 4) || spend(1, 3) || spend(1, 2) ||
+                    spend(1, 1);
+  if (!stay) {
+    for (const int32_t depth : {4, 2, 1}) {
+      spend(1, depth);
+      if (g.slab_ring >= 3) break;
+    }
   }
   CUTFUSE_CHECK(g.slab_ring >= std::min(g.slabs, 3), Code::kNotSupported,
                 "%lld bytes of shared memory are too few for %d patches of %d bytes and weights",
                 static_cast<long long>(device.shared_bytes), g.stages, s.stage_bytes);
-  s.total = s.weights + g.slab_ring * s.slab_bytes;
+  s.total = static_cast<int32_t>(s.weights + int64_t(g.slab_ring) * s.slab_bytes + beyond);
   return {};
+}
+
+/// Pixels of the grid from a tile to the next.
+int64_t advance_of(const Geometry& g) {
+  const int64_t pixels = g.strip != 0
+                             ? int64_t(g.tile_blocks) * g.pitch
+                             : int64_t(g.tile_blocks) * g.block_outputs * g.pitch / g.out_width;
+  return std::clamp<int64_t>(pixels, 1, g.patch);
+}
+
+/// Whether a block takes many tiles one below the other, and of each reads what the one above has
+/// not. Blocks that write next to each other serve DRAM better, unless they read much twice.
+bool rolls(const Geometry& g) {
+  const double in = double(g.batch) * g.channels * g.height * g.width;
+  const double out = double(g.batch) * g.out_channels * g.out_height * g.out_width;
+  const double twice = in * (double(g.patch) / double(advance_of(g)) - 1.0);
+  return g.chunks == 1 && g.tiles > 1 && twice > 0.2 * (in + out);
+}
+
+/// Divides the producers' warps between pixels and groups so that the busiest has least to do.
+void share_out(const ConvPolicy& policy, Layout* layout) {
+  Geometry& g = layout->g;
+  const int32_t warps = producers(policy.tile_n, policy.planes) / 32;
+  const int64_t pixels = rolls(g) ? advance_of(g) : g.patch;
+  layout->busiest_items = INT64_MAX;
+  for (int32_t group_warps = 1; group_warps <= std::min(warps, g.chunk_groups); group_warps *= 2) {
+    const int64_t items = ceil_div(ceil_div(pixels, 32), warps / group_warps) *
+                          ceil_div(g.chunk_groups, group_warps) * g.chunks;
+    if (items < layout->busiest_items) {
+      layout->busiest_items = items;
+      g.group_warps = group_warps;
+    }
+  }
+  g.together = g.chunk_groups > g.group_warps ? 2 : 1;
 }
 
 }  // namespace
 
 int32_t Layout::walk(int32_t sm_count) const {
+  if (g.chunks == 1 && !rolls(g)) return 1;
   // The longest whose last round is nearly full; a strip's overlap is read again at each start.
   const int64_t each = ceil_div(tile_count, sm_count);
   for (int64_t walks = 1;; ++walks) {
@@ -246,6 +299,7 @@ Status lay_out(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps
   layout->shared.group_bytes = g.patch * 16;
   layout->shared.plane_bytes = g.chunk_groups * layout->shared.group_bytes;
   if (Status status = set_steps(layout); !status.ok()) return status;
+  share_out(policy, layout);
   if (Status status = set_shared(policy, device, layout); !status.ok()) return status;
   layout->tile_count = layout->outer() * g.batch * g.strips * g.tiles;
   CUTFUSE_CHECK(layout->tile_count < (int64_t(1) << 31), Code::kNotSupported, "%lld tiles",

@@ -20,16 +20,29 @@ struct WeightView {
   int64_t group = 0, k = 0, c = 0, r = 0, s = 0;
 };
 
+/// A row's weights are packed times 2^exponent; one word says so and whether all are finite.
+struct RowExponent {
+  int32_t word;
+
+  static constexpr RowExponent make(int32_t exponent, bool finite) {
+    return {exponent * 2 + (finite ? 0 : 1)};
+  }
+  constexpr int32_t exponent() const { return word >> 1; }
+  constexpr bool finite() const { return (word & 1) == 0; }
+};
+
 /// Offsets in dynamic shared memory, in bytes.
 struct SharedLayout {
   int32_t patch = 0;  // [stage][plane][lane group][pixel][8]
   int32_t group_bytes = 0, plane_bytes = 0, stage_bytes = 0;
-  int32_t weights = 0;  // [slab][step][plane][m block] tiles
+  int32_t weights = 0;  // [slab][step][plane][half of 8 of K][row][8]
   int32_t slab_bytes = 0;
-  int32_t staging = 0;        // [warp][2][8 rows]
+  int32_t staging = 0;        // [warp that has channels][box of 8 rows]
   int32_t staging_boxes = 2;  // of eight rows, of each warp
   int32_t rows = 0;           // RowConstants of the m tile
-  int32_t lanes = 0;          // LaneOffset of every lane-channel
+  int32_t lanes = 0;          // Lanes
+  int32_t raw = 0;            // [producer warp][turn] of 32 pixels of eight channels, as in x
+  int32_t sends = 0;          // [warp][row]: what a bulk store is told
   int32_t control = 0;
   int32_t total = 0;
 };
@@ -39,8 +52,8 @@ struct Params {
   SharedLayout shared;
   Divisor pitch, out_width, m_tiles, tiles_of_outer, tiles_of_image, tiles_of_strip;
   int32_t tile_count = 0;
-  int32_t ahead_rows = 0;  // of x, from a tile to the one that follows it; 0: not prefetched
-  int32_t walk = 1;  // tiles that a block takes one after the other
+  int32_t walk = 1;          // tiles that a block takes one after the other
+  bool takes_turns = false;  // the warpgroups that multiply
 
   const void* x = nullptr;
   int64_t x_image = 0, x_channel = 0, x_row = 0, x_column = 0;
@@ -53,7 +66,7 @@ struct Params {
   bool lane_pairs = false;          // two lane-channels, from an even one on, are one aligned load
   WeightView weight;                // to repair
   const void* packed = nullptr;     // [group, m tile][slab] tiles
-  const int32_t* exponents = nullptr;  // [group, m tile][row]
+  const int32_t* exponents = nullptr;  // [group, m tile][row], as RowExponent has them
 
   void* out = nullptr;
   bool channels_last = false;
@@ -90,10 +103,18 @@ struct PrepareParams {
 
 Status prepare(const PrepareParams& params, void* stream) noexcept;
 
+/// What a kernel does with results. What it does not cost it no registers.
+enum class Role {
+  kStore,       ///< an affine program, one value a channel; NCHW
+  kStatistics,  ///< an affine program; batch norm's statistics
+  kAny,         ///< any program; any of these, and NHWC
+};
+
 /// One row of instances.cmake.
 struct Instance {
   DType element;
   int32_t tile_n, planes;
+  Role role;
   Status (*launch)(const Params&, const DeviceProps&, void* stream) noexcept;
 };
 

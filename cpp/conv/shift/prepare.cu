@@ -50,31 +50,34 @@ __device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
   const Geometry& g = p.g;
   const int32_t group = outer / g.m_tiles;
   const int32_t channel = channel_of_row(g, outer % g.m_tiles, row);
-  const int32_t rows = g.m_blocks * 64;
+  const int32_t rows = g.weight_rows;
   const int32_t elements = p.steps * 16;
-  int32_t exponent = 0;
-  if (p.dtype == DType::kFloat32) {
-    float largest = 0.f;
-    for (int32_t i = threadIdx.x; i < elements; i += kThreads) {
-      const float magnitude = fabsf(weight_at(p, group, channel, p.halves[i / 8], i % 8));
-      if (isfinite(magnitude)) largest = fmaxf(largest, magnitude);
+  bool finite = true;
+  float largest = 0.f;
+  for (int32_t i = threadIdx.x; i < elements; i += kThreads) {
+    const float magnitude = fabsf(weight_at(p, group, channel, p.halves[i / 8], i % 8));
+    if (isfinite(magnitude)) {
+      largest = fmaxf(largest, magnitude);
+    } else {
+      finite = false;
     }
-    exponent = row_exponent_of(largest);
   }
-  if (threadIdx.x == 0) p.exponents[outer * rows + row] = exponent;
+  finite = __syncthreads_and(finite) != 0;
+  const int32_t exponent = p.dtype == DType::kFloat32 ? row_exponent_of(largest) : 0;
+  if (threadIdx.x == 0) p.exponents[outer * rows + row] = RowExponent::make(exponent, finite).word;
   char* tiles =
-      static_cast<char*>(p.packed) + int64_t(outer) * p.steps * p.planes * g.m_blocks * kTileBytes;
+      static_cast<char*>(p.packed) + int64_t(outer) * p.steps * p.planes * rows * kRowStepBytes;
   for (int32_t i = threadIdx.x; i < elements; i += kThreads) {
     float value = weight_at(p, group, channel, p.halves[i / 8], i % 8);
     scale_exactly(value, -exponent);
     const int32_t k = i % 16;
-    char* at = tiles + (int64_t(i / 16) * p.planes * g.m_blocks + row / 64) * kTileBytes +
-               k / 8 * 1024 + row % 64 / 8 * 128 + row % 8 * 16 + k % 8 * 2;
+    char* at = tiles + int64_t(i / 16) * p.planes * rows * kRowStepBytes +
+               (k / 8 * rows + row) * 16 + k % 8 * 2;
     const uint16_t high = narrow(value, p.element);
     *reinterpret_cast<uint16_t*>(at) = high;
     if (p.planes == 2) {
       const float rest = value - __half2float(__ushort_as_half(high));
-      *reinterpret_cast<uint16_t*>(at + g.m_blocks * kTileBytes) = narrow(rest, p.element);
+      *reinterpret_cast<uint16_t*>(at + rows * kRowStepBytes) = narrow(rest, p.element);
     }
   }
 }
@@ -82,7 +85,7 @@ __device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
 __global__ void __launch_bounds__(kThreads)
     prepare_kernel(const __grid_constant__ PrepareParams p) {
   wait_for_previous_kernels();
-  const int32_t rows = p.g.m_blocks * 64;
+  const int32_t rows = p.g.weight_rows;
   const int32_t packed_rows = p.packed == nullptr ? 0 : p.g.groups * p.g.m_tiles * rows;
   const auto block = static_cast<int32_t>(blockIdx.x);
   if (block < packed_rows) {
@@ -102,7 +105,7 @@ __global__ void __launch_bounds__(kThreads)
 Status prepare(const PrepareParams& params, void* stream) noexcept {
   const Geometry& g = params.g;
   int64_t blocks = 0;
-  if (params.packed != nullptr) blocks += int64_t(g.groups) * g.m_tiles * g.m_blocks * 64;
+  if (params.packed != nullptr) blocks += int64_t(g.groups) * g.m_tiles * g.weight_rows;
   if (params.multipliers != nullptr) {
     blocks += (int64_t(g.groups) * g.out_channels + kThreads - 1) / kThreads;
   }

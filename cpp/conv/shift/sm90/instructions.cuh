@@ -12,13 +12,13 @@
 
 namespace cutfuse::conv::shift::sm90 {
 
-/// Distance between the two halves of K in a tile of weights, and between eight rows.
-inline constexpr uint32_t kWeightHalf = 1024;
+/// Distance between eight rows, and eight pixels.
 inline constexpr uint32_t kCoreBytes = 128;
 
 /// Low word of a descriptor; the high one is the distance of the next eight rows or pixels.
-CUTLASS_DEVICE uint32_t weight_word(uint32_t address) {
-  return (address >> 4) | (kWeightHalf >> 4 << 16);
+/// `half`: distance between the two halves of K.
+CUTLASS_DEVICE uint32_t operand_word(uint32_t address, uint32_t half) {
+  return (address >> 4) | (half >> 4 << 16);
 }
 CUTLASS_DEVICE uint64_t descriptor(uint32_t word) { return uint64_t(kCoreBytes >> 4) << 32 | word; }
 

@@ -18,8 +18,8 @@ namespace cutfuse::conv::shift::sm90 {
 
 /// Registers of a thread, where one warpgroup produces. Together no more than the kernel is
 /// launched with, 168 each: else they would wait forever.
-inline constexpr uint32_t kProducerRegisters = 104;
-inline constexpr uint32_t kConsumerRegisters = 200;
+inline constexpr uint32_t kProducerRegisters = 88;
+inline constexpr uint32_t kConsumerRegisters = 208;
 static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168);
 
 CUTLASS_DEVICE void prepare_control(const Params& p, char* shared) {
@@ -36,27 +36,21 @@ CUTLASS_DEVICE void prepare_control(const Params& p, char* shared) {
     for (int i = 0; i < 3; ++i) control.largest[i] = 0;
     cutlass::arch::fence_barrier_init();
   }
-  auto* lanes = reinterpret_cast<LaneOffset*>(shared + p.shared.lanes);
-  for (int q = threadIdx.x; q < p.g.lane_groups * kLanes; q += blockDim.x) {
-    const LaneChannel lane = lane_channel(p.g, q);
-    const bool exists = lane.channel < p.g.channels;
-    lanes[q] = {uint32_t(lane.channel) * p.channel_bytes + uint32_t(lane.phase_h) * p.row_bytes +
-                    uint32_t(lane.phase_w) * p.column_bytes,
-                int16_t(exists ? lane.phase_h : INT16_MIN), int16_t(lane.phase_w)};
-  }
+  Lanes(p, shared).prepare(p);
 }
 
 /// Folds the program's affine steps for the rows of one (group, m tile).
-CUTLASS_DEVICE void prepare_rows(const Params& p, char* shared, int32_t group, int32_t m_tile) {
+CUTLASS_DEVICE void prepare_rows(const Params& p, char* shared, const TileOf& tile) {
   auto* rows = reinterpret_cast<RowConstants*>(shared + p.shared.rows);
-  const int32_t count = p.g.m_blocks * 64;
-  const int32_t outer = group * p.g.m_tiles + m_tile;
+  const int32_t count = p.g.weight_rows;
+  const int32_t outer = tile.group * p.g.m_tiles + tile.m_tile;
   for (int32_t row = threadIdx.x; row < count; row += kConsumers) {
-    const int32_t channel = channel_of_row(p.g, m_tile, row);
+    const int32_t channel = channel_of_row(p.g, tile.m_tile, row);
     RowConstants constants{0.f, 0.f, 0, 1};
     if (channel >= 0) {
-      const int64_t index = int64_t(group) * p.g.out_channels + channel;
-      constants.exponent = p.exponents[outer * count + row];
+      const int64_t index = int64_t(tile.group) * p.g.out_channels + channel;
+      const RowExponent exponent{p.exponents[outer * count + row]};
+      constants.exponent = exponent.exponent();
       const FoldedColumn folded =
           fold(p.program, p.affine_steps, constants.exponent, [&](int operand) {
             const Operand& o = p.program.operands[operand];
@@ -64,47 +58,52 @@ CUTLASS_DEVICE void prepare_rows(const Params& p, char* shared, int32_t group, i
           });
       constants.scale = folded.scale;
       constants.shift = folded.shift;
-      constants.plain = folded.plain;
+      constants.plain = folded.plain && exponent.finite();
     }
     rows[row] = constants;
   }
 }
 
-template <int kN, int kPlanes, class Element>
+template <int kN, int kPlanes, class Element, Role kRole>
 CUTLASS_DEVICE void consume(const Params& p, char* shared) {
   const int32_t warpgroup = int32_t(threadIdx.x) / 128;
-  const int32_t m_block = p.g.m_blocks == 2 ? warpgroup : 0;
   const int32_t block_number = p.g.tile_blocks == 2 ? warpgroup : 0;
   Slabs slabs(p, shared);
   Multiplier<kN, kPlanes, Element> multiplier(p, shared, slabs);
-  Epilogue<kN> epilogue(p, shared);
+  Epilogue<kN, kRole> epilogue(p, shared);
+  int32_t outer = -1;
+  TileOf tile{0, 0, 0, p.g.m_blocks == 2 ? warpgroup : 0};
+  const auto enter = [&](int32_t next) {
+    outer = next;
+    tile.group = p.m_tiles.divide(outer);
+    tile.m_tile = outer - tile.group * p.g.m_tiles;
+    cutlass::arch::NamedBarrier::sync(kConsumers, kConsumerBarrier);
+    slabs.replace(outer);
+    prepare_rows(p, shared, tile);
+    cutlass::arch::NamedBarrier::sync(kConsumers, kConsumerBarrier);
+  };
   slabs.start();
-  int32_t group = -1;
-  int32_t m_tile = -1;
-  for (Schedule schedule(p); schedule.more(); schedule.next()) {
-    const Tile tile = decode(p, schedule.index());
-    if (tile.group != group || tile.m_tile != m_tile) {
-      if (group >= 0) epilogue.flush(group, m_tile, m_block);
-      group = tile.group;
-      m_tile = tile.m_tile;
-      cutlass::arch::NamedBarrier::sync(kConsumers, kConsumerBarrier);
-      slabs.replace(group * p.g.m_tiles + m_tile);
-      prepare_rows(p, shared, group, m_tile);
-      cutlass::arch::NamedBarrier::sync(kConsumers, kConsumerBarrier);
+  enter(p.tiles_of_outer.divide(int32_t(blockIdx.x) * p.walk));
+  for (int32_t left = Schedule::count(p); left > 0; --left) {
+    const PatchInfo& info = multiplier.next();
+    if (info.outer != outer) {
+      epilogue.flush(tile);
+      enter(info.outer);
     }
-    const Block first = make_block(p, tile, tile.first);
-    const Block block = make_block(p, tile, tile.first + block_number);
-    const bool active = tile.first + block_number < p.g.blocks;
+    tile.image = info.image;
+    const Block block = info.blocks[block_number];
+    const int32_t offset = info.offset[block_number];
     float v[kN / 2];
     int32_t exponent = 0;
-    multiplier.run(v, exponent, block.flat - first.flat, m_block);
-    if (active) epilogue.run(v, tile, block, exponent, m_block);
+    const bool finite = multiplier.run(v, exponent, max(offset, 0), tile.m_block);
+    if (offset >= 0) epilogue.run(v, tile, block, exponent, finite);
   }
-  if (group >= 0) epilogue.flush(group, m_tile, m_block);
+  multiplier.finish();
+  epilogue.flush(tile);
   epilogue.finish();
 }
 
-template <int kN, int kPlanes, class Element>
+template <int kN, int kPlanes, class Element, Role kRole>
 __global__ void __launch_bounds__(kConsumers + producers(kN, kPlanes), 1)
     shift_kernel(const __grid_constant__ Params params) {
   constexpr int kProducers = producers(kN, kPlanes);
@@ -119,13 +118,13 @@ __global__ void __launch_bounds__(kConsumers + producers(kN, kPlanes), 1)
     Producer<kPlanes, kProducers>(params, shared).run();
   } else {
     if constexpr (kProducers == 128) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    consume<kN, kPlanes, Element>(params, shared);
+    consume<kN, kPlanes, Element, kRole>(params, shared);
   }
 }
 
-template <int kN, int kPlanes, class Element>
+template <int kN, int kPlanes, class Element, Role kRole>
 Status launch_shift(const Params& params, const DeviceProps& device, void* stream) noexcept {
-  auto* kernel = &shift_kernel<kN, kPlanes, Element>;
+  auto* kernel = &shift_kernel<kN, kPlanes, Element, kRole>;
   CUTFUSE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     params.shared.total));
   const int32_t walks = (params.tile_count + params.walk - 1) / params.walk;
@@ -135,11 +134,11 @@ Status launch_shift(const Params& params, const DeviceProps& device, void* strea
                 stream, params);
 }
 
-template <int kN, int kPlanes, class Element>
+template <int kN, int kPlanes, class Element, Role kRole>
 Instance make_instance() {
   constexpr bool kHalf = std::is_same_v<Element, cutlass::half_t>;
-  return {kHalf ? DType::kFloat16 : DType::kBFloat16, kN, kPlanes,
-          &launch_shift<kN, kPlanes, Element>};
+  return {kHalf ? DType::kFloat16 : DType::kBFloat16, kN, kPlanes, kRole,
+          &launch_shift<kN, kPlanes, Element, kRole>};
 }
 
 }  // namespace cutfuse::conv::shift::sm90

@@ -8,8 +8,6 @@
 namespace cutfuse::conv::shift::sm90 {
 
 inline constexpr int kConsumers = 256;  // threads: two warpgroups that multiply and store
-/// Threads that read and convert: two warpgroups where accumulators leave their registers.
-constexpr int producers(int tile_n, int planes) { return tile_n * planes <= 128 ? 256 : 128; }
 inline constexpr int kMaxStages = 4;
 inline constexpr int kMaxRing = 64;  // slabs of weights in shared memory
 inline constexpr int kConsumerWarps = kConsumers / 32;
@@ -17,15 +15,7 @@ inline constexpr int kConsumerWarps = kConsumers / 32;
 // Named barriers.
 inline constexpr uint32_t kProducerBarrier = 1;
 inline constexpr uint32_t kConsumerBarrier = 2;
-
-struct Control {
-  uint64_t full[kMaxStages];   // a patch is there
-  uint64_t empty[kMaxStages];  // nobody reads it any more
-  uint64_t slab_full[kMaxRing];
-  uint64_t slab_empty[kMaxRing];
-  int32_t exponent[kMaxStages];  // of the patch: planes hold x * 2^exponent
-  uint32_t largest[3];           // bits of the patch's largest magnitude, taken in turn
-};
+inline constexpr uint32_t kTurnBarrier = 3;  // and 4: of each consumer warpgroup
 
 /// Where a ring of stages has got to: the stage and its barrier's phase.
 struct Turn {
@@ -49,53 +39,52 @@ struct RowConstants {
 };
 
 struct Tile {
-  int32_t group, m_tile, image, strip, first;  // block
+  int32_t outer, image, strip, first;  // outer: (group, m tile); first: block
 };
 
 CUTLASS_DEVICE Tile decode(const Params& p, int32_t index) {
   Tile tile;
-  const int32_t outer = p.tiles_of_outer.divide(index);
-  index -= outer * int32_t(p.tiles_of_outer.divisor);
+  tile.outer = p.tiles_of_outer.divide(index);
+  index -= tile.outer * int32_t(p.tiles_of_outer.divisor);
   tile.image = p.tiles_of_image.divide(index);
   index -= tile.image * int32_t(p.tiles_of_image.divisor);
   tile.strip = p.tiles_of_strip.divide(index);
   tile.first = (index - tile.strip * int32_t(p.tiles_of_strip.divisor)) * p.g.tile_blocks;
-  tile.group = p.m_tiles.divide(outer);
-  tile.m_tile = outer - tile.group * p.g.m_tiles;
   return tile;
 }
 
 /// The tiles of this block: `walk` that follow each other, then as many further on.
 class Schedule {
  public:
-  CUTLASS_DEVICE explicit Schedule(const Params& p)
-      : walk_(p.walk), count_(p.tile_count), index_(int32_t(blockIdx.x) * p.walk), p_(p) {}
-  CUTLASS_DEVICE bool more() const { return index_ < count_; }
+  CUTLASS_DEVICE explicit Schedule(const Params& p) : index_(int32_t(blockIdx.x) * p.walk) {}
+  CUTLASS_DEVICE bool more(const Params& p) const { return index_ < p.tile_count; }
   CUTLASS_DEVICE int32_t index() const { return index_; }
-  /// Whether the tile is the next one of its strip after the tile before it.
-  CUTLASS_DEVICE bool follows() const {
-    const int32_t strip = p_.tiles_of_strip.divide(index_);
-    return step_ > 0 && index_ != strip * int32_t(p_.tiles_of_strip.divisor);
-  }
-  CUTLASS_DEVICE void next() {
+  /// Whether the tile before this one is the previous number.
+  CUTLASS_DEVICE bool continues() const { return step_ > 0; }
+  CUTLASS_DEVICE void next(const Params& p) {
     ++index_;
-    if (++step_ == walk_) {
+    if (++step_ == p.walk) {
       step_ = 0;
-      index_ += (int32_t(gridDim.x) - 1) * walk_;
+      index_ += (int32_t(gridDim.x) - 1) * p.walk;
     }
+  }
+  /// Tiles of this block in all.
+  CUTLASS_DEVICE static int32_t count(const Params& p) {
+    const int32_t round = int32_t(gridDim.x) * p.walk;
+    const int32_t rounds = p.tile_count / round;
+    const int32_t rest = p.tile_count - rounds * round - int32_t(blockIdx.x) * p.walk;
+    return rounds * p.walk + max(0, min(rest, p.walk));
   }
 
  private:
-  int32_t walk_, count_, index_;
+  int32_t index_;
   int32_t step_ = 0;
-  const Params& p_;
 };
 
 /// tile_n consecutive pixels of the grid and the run of results, consecutive in memory, that they
 /// yield.
 struct Block {
-  int32_t flat;     // the first pixel, in the strip's grid
-  int32_t column;   // its column
+  int32_t column;   // of the first pixel
   int32_t columns;  // of a row that exist
   int32_t width;    // of a row of results, as pixels of the grid; the rest of the pitch is a gap
   int32_t lead;     // results before the block's own: 0 or 1, so that column is even
@@ -104,12 +93,19 @@ struct Block {
   bool starts;      // the run starts here
 };
 
+/// First pixel of block `number` in its strip's grid.
+CUTLASS_DEVICE int32_t first_pixel(const Params& p, int32_t number) {
+  if (p.g.strip != 0) return number * p.g.pitch;
+  const int32_t output = number * p.g.block_outputs;
+  const int32_t row = p.out_width.divide(output);
+  return row * p.g.pitch + ((output - row * p.g.out_width) & ~1);
+}
+
 CUTLASS_DEVICE Block make_block(const Params& p, const Tile& tile, int32_t number) {
   const Geometry& g = p.g;
   Block block;
   if (g.strip != 0) {  // a block is a row of the strip
     const int32_t first = tile.strip * g.strip;
-    block.flat = number * g.pitch;
     block.column = 0;
     block.columns = g.out_width - first;
     block.width = g.pitch;
@@ -126,13 +122,49 @@ CUTLASS_DEVICE Block make_block(const Params& p, const Tile& tile, int32_t numbe
     block.column -= block.lead;
     block.output -= block.lead;
     block.width = g.out_width;
-    block.flat = row * g.pitch + block.column;
     block.columns = g.out_width;
     block.end = g.out_height * g.out_width;
     block.starts = number == 0;
   }
   return block;
 }
+
+/// A tile, as one warpgroup sees it: its output channels and image.
+struct TileOf {
+  int32_t group, m_tile, image;
+  int32_t m_block;
+
+  /// Row of the weights' tile that is this warp's row `of_warp`.
+  CUTLASS_DEVICE int32_t row(int32_t of_warp) const {
+    return m_block * 64 + int32_t(threadIdx.x) / 32 % 4 * 16 + of_warp;
+  }
+};
+
+/// What a producer says of the patch in a stage.
+struct PatchInfo {
+  int32_t exponent;  // planes hold x * 2^exponent
+  bool finite;       // all of them
+  int32_t outer, image;
+  int32_t offset[2];  // of the blocks' first pixels in the patch; < 0: there is no such block
+  Block blocks[2];
+};
+
+/// Where the weights' loader has got to, where they come through a ring.
+struct SlabsAhead {
+  Schedule schedule;
+  int32_t slab, slot;
+};
+
+struct Control {
+  uint64_t full[kMaxStages];   // a patch is there
+  uint64_t empty[kMaxStages];  // nobody reads it any more
+  uint64_t slab_full[kMaxRing];
+  uint64_t slab_empty[kMaxRing];
+  PatchInfo info[kMaxStages];
+  SlabsAhead ahead;
+  uint32_t largest[3];  // bits of the patch's largest magnitude, taken in turn
+};
+static_assert(sizeof(Control) <= kControlBytes);
 
 CUTLASS_DEVICE uint32_t shared_address(const void* pointer) {
   return cute::cast_smem_ptr_to_uint(pointer);

@@ -1,5 +1,5 @@
 /// \file
-/// The pixels of a block whose values a thread holds, and what becomes of statistics of them.
+/// The pixels of a block whose values a thread holds.
 #pragma once
 
 #include "conv/shift/sm90/layout.cuh"
@@ -71,20 +71,22 @@ class Walk {
   int32_t column_, skipped_;
 };
 
-/// One warp's statistics of a channel's values so far, spread over its threads.
-struct Running {
-  float mean = 0.f;
-  float m2 = 0.f;
-  int32_t count = 0;
-
-  CUTLASS_DEVICE void add(float other_mean, float other_m2, int32_t other) {
-    const int32_t all = count + other;
-    const float weight = all > 0 ? float(other) / float(all) : 0.f;
-    const float delta = other_mean - mean;
-    mean = fmaf(delta, weight, mean);
-    m2 += other_m2 + delta * delta * (float(count) * weight);
-    count = all;
+/// body(i, whether it is a result of this block's own, the result) for the values of the first
+/// row of two. kPairs: runs begin and end with a pair.
+template <bool kPairs, class Coordinates, class Body>
+CUTLASS_DEVICE void for_pixels(const Params& p, const Coordinates& at, const Body& body) {
+  const int32_t stride = p.g.strip != 0 ? p.g.strip : p.g.block_outputs;
+  const int32_t lead = at.block.lead;
+  const int32_t last = min(lead + stride, at.block.end - at.block.output);
+  Walk walk(p, at.block, at.pixel0);
+  CUTLASS_PRAGMA_UNROLL
+  for (int j = 0; j < Coordinates::kColumnPairs; ++j) {
+    const int32_t result = at.pixel0 + 8 * j - walk.skipped();
+    const bool first = walk.first() && (kPairs || result >= lead) && result < last;
+    body(4 * j, first, result);
+    body(4 * j + 1, kPairs ? first : walk.second() && result + 1 < last, result + 1);
+    walk.next();
   }
-};
+}
 
 }  // namespace cutfuse::conv::shift::sm90
