@@ -22,6 +22,15 @@ DType element_of(const ConvProblem& p) {
 
 int32_t round_up(int64_t a, int32_t b) { return static_cast<int32_t>((a + b - 1) / b * b); }
 
+/// Whether the weights of a (group, m tile) stay in shared memory.
+bool resident(const shift::Layout& layout) { return layout.g.slab_ring >= layout.g.slabs; }
+
+/// Whether enough of x is on its way to hide DRAM's latency: 16 KiB a multiprocessor.
+bool reads_ahead(const ConvPolicy& policy, const shift::Layout& layout) {
+  const int32_t warps = shift::producers(policy.tile_n, policy.planes) / 32;
+  return warps * layout.g.raw_depth * layout.g.together * shift::kRawItemBytes >= 16384;
+}
+
 /// Strips of equal width that tile_n pixels can take, from few to many; or 0, whole rows.
 std::vector<int32_t> strips_of(const ConvProblem& p, int32_t tile_n) {
   std::vector<int32_t> widths = {0};
@@ -66,11 +75,15 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const double few = n * policy.planes <= 128 ? 5.3e-4 : 0.0;  // accumulators
   const double tile =
       1.0 * g.chunks + (8.4e-4 + few) * cycles + 0.313 * items + 4e-4 * stored + 1.5e-3 * promoted;
-  const double wide = n == 256 && g.slab_ring >= g.slabs ? 0.85 : 1.0;
+  // What the sum does not say: long tiles overlap more, and weights that come through a ring, or
+  // little of x on its way, keep one plane's products waiting.
+  double factor = n == 256 && resident(layout) ? 0.85 : 1.0;
+  if (!two && !resident(layout)) factor *= 1.1;
+  if (!two && !reads_ahead(policy, layout)) factor *= 1.05;
   const int32_t walk = layout.walk(device.sm_count);
   const double walks = std::ceil(double(layout.tile_count) / walk);
   const double passes = problem.tail == Tail::kBatchNormTrain ? 2.0 : 1.0;
-  return 12.0 + passes * std::ceil(walks / device.sm_count) * walk * tile * wide;
+  return 12.0 + passes * std::ceil(walks / device.sm_count) * walk * tile * factor;
 }
 
 double estimate_eager(const FusedConvProblem& problem) noexcept {
@@ -113,12 +126,14 @@ Status select_policy(const FusedConvProblem& problem, const DeviceProps& device,
               continue;
             }
             const double time = estimate(problem, candidate, found, device);
+            // Then fewer stages are no better.
+            const bool enough = resident(found) && reads_ahead(candidate, found);
             if (time < best) {
               best = time;
               *policy = candidate;
               *layout = std::move(found);
             }
-            break;  // fewer stages or smaller chunks are no better
+            if (enough) break;
           }
         }
       }
