@@ -28,12 +28,20 @@ def _ieee(
     x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, output_padding: Pair
 ) -> Tensor:
     """torch's symmetric convolution without TF32: below its flags there is an argument for it."""
+    if geometry.transposed and any(
+        more >= by for more, by in zip(output_padding, geometry.stride, strict=True)
+    ):
+        # cuDNN does not take it, and what does reads the flags of matrix products.
+        wide = [None if one is None else one.double() for one in (x, weight, bias)]
+        return _ieee_of(wide, geometry, output_padding).float()
+    return _ieee_of([x, weight, bias], geometry, output_padding)
+
+
+def _ieee_of(tensors: list[Tensor | None], geometry: Geometry, output_padding: Pair) -> Tensor:
     backend = torch.backends.cudnn
     deterministic = backend.deterministic or torch.are_deterministic_algorithms_enabled()
     made: Tensor = _aten._convolution(
-        x,
-        weight,
-        bias,
+        *tensors,
         geometry.stride,
         geometry.padding[:2],
         geometry.dilation,

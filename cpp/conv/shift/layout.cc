@@ -71,7 +71,8 @@ int32_t results_of_block(int32_t tile_n, const Geometry& g) {
   }
   int32_t results = tile_n;
   while (results > 0 && span(results + kSector) > tile_n) --results;
-  return results > 4 * kSector ? results / kSector * kSector : results;
+  // Even: where rows are, statistics take pixels in pairs.
+  return results > 4 * kSector ? results / kSector * kSector : results / 2 * 2;
 }
 
 Status set_tiles(const ConvPolicy& policy, Geometry* g) noexcept {
@@ -197,8 +198,11 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   const int32_t threads = producers(policy.tile_n, policy.planes);
   const int64_t box_bytes =
       int64_t(g.tile_blocks) * g.weight_rows / 16 * 8 * (policy.tile_n + kSector) * 4;
-  // The instruction reads 64 rows, so beyond the last step's.
-  const int64_t beyond = int64_t(g.m_blocks * 64 - g.weight_rows) * 16;
+  // The instruction reads 64 rows, so beyond the last step's; compute-sanitizer takes them for 2
+  // KiB in one piece.
+  const int64_t beyond = std::max<int64_t>(
+      {int64_t(g.m_blocks * 64 - g.weight_rows) * 16,
+       2048 + int64_t(g.m_blocks - 1) * 1024 - int64_t(g.weight_rows) * kRowStepBytes, 0});
   const int64_t before = size;
   const auto spend = [&](int32_t boxes, int32_t depth) {
     size = before;
