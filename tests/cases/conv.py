@@ -177,6 +177,7 @@ KERNEL = [
     ConvCase(32, 32, (3, 3), (24, 130), 2, transposed=True, bias=False),
     ConvCase(32, 32, (3, 3), (17, 19), 3, transposed=True, padding=1),
     ConvCase(32, 32, (3, 3), (20, 21), 2, transposed=True, groups=2, dilation=2),
+    ConvCase(12, 24, (8, 8), (19, 13), 17),
 ]
 # What no kernel takes: results of one pixel, transposed convolutions with strides.
 HANDED_OVER = [

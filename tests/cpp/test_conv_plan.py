@@ -80,6 +80,27 @@ def test_tiles_cover_every_result() -> None:
     assert tiles * blocks * results >= 128 * 126 * 126
 
 
+@pytest.mark.parametrize("kernel", [1, 3, 8])
+@pytest.mark.parametrize("tier", TIERS)
+def test_blocks_of_even_rows_have_an_even_number_of_results(tier: str, kernel: int) -> None:
+    """Statistics take pixels in pairs there."""
+    checked = 0
+    for policy in _C.compiled_conv_policies():
+        if policy.planes != (2 if tier == "ieee" else 1):
+            continue
+        for out_width in range(6, 90, 2):
+            shape = (3, 24, kernel + 30, out_width + kernel - 1, 24, kernel, 1, 0, 1, 1, False)
+            try:
+                text = _C.make_conv_plan(problem(shape, tier), H200, policy).describe()
+            except NotImplementedError:
+                continue
+            found = re.search(r"tiles of \d x (\d+) results", text)
+            assert found is not None
+            assert int(found[1]) % 2 == 0, text
+            checked += 1
+    assert checked > 30
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
