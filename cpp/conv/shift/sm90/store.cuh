@@ -101,6 +101,7 @@ class Store {
       write_boxes<kFirst, kRows, false, false>(v, at);
     }
     cutlass::arch::fence_view_async_shared();
+    __syncwarp();
     send<kFirst * 8, kRows * 8>(at, tile);
   }
 
