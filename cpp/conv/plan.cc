@@ -100,9 +100,9 @@ std::string ShiftPlan::describe() const {
           " x " + std::to_string(g.block_outputs) + " results of " +
           std::to_string(std::min(g.out_channels, g.m_blocks * 64)) + " channels";
   if (policy_.planes == 2) {
-    text +=
-        ", three products, promoted every 64 of K; what is below 2^-16 of the largest input in its "
-        "tile loses accuracy";
+    text += layout_.four_products() ? ", four products, promoted every 16 of K"
+                                    : ", three products, promoted every 64 of K";
+    text += "; what is below 2^-16 of the largest input in its tile loses accuracy";
   }
   if (g.slab_ring < g.slabs) text += ", weights streamed";
   if (problem_.program.count > 0) text += "\n  epilogue: " + to_string(problem_.program);
