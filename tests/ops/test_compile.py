@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 import pycutfuse as pcf
 from pycutfuse import config
