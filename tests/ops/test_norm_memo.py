@@ -101,13 +101,14 @@ class Doubled(nn.BatchNorm1d):
         return 2 * super().forward(value)
 
 
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("change", CHANGES)
+# With all frozen nothing is differentiated.
+@pytest.mark.parametrize(
+    ("change", "grad"),
+    [(one, grad) for one in CHANGES for grad in (False, True) if not grad or one != "all frozen"],
+)
 def test_a_change_of_the_children_is_seen(
     change: str, grad: bool, binding: Binding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if grad and change == "all frozen":
-        pytest.skip("nothing is differentiated")
     layer, x = make(), torch.rand(5, 6)
     twin = Plain(layer)
     with torch.set_grad_enabled(grad):
