@@ -69,7 +69,7 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   // promoted. Coefficients: least squares over 404 launches of 27 problems on an H200, median error
   // 12 %.
   const double cycles = 2.0 * steps * (two ? 3.0 : 1.0) * std::max(n / 2.0, 32.0);
-  const double items = layout.items();
+  const auto items = double(layout.busiest_items);
   const double stored = g.tile_blocks * n * g.weight_rows / 16.0 * ((g.warp_channels + 7) / 8);
   const double promoted = two ? 2.0 * n * steps * (layout.four_products() ? 1.0 : 0.25) : 0.0;
   const double few = n * policy.planes <= 128 ? 5.3e-4 : 0.0;  // accumulators

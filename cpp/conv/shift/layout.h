@@ -19,12 +19,11 @@ struct Layout {
   std::vector<uint32_t> steps;  // as in Params
   std::vector<int32_t> chunk_slab, chunk_steps;
   int64_t tile_count = 0;
+  /// Items of 32 pixels of eight lane-channels that the busiest producer warp has of a tile.
   int64_t busiest_items = 0;
 
   /// Tiles that a block takes one after the other: as many as leave the blocks equal work.
   int32_t walk(int32_t sm_count) const;
-  /// Items of 32 pixels of eight lane-channels that the busiest producer warp has of a tile.
-  int64_t items() const { return busiest_items; }
   /// Whether sums are so short that single truncations show.
   bool four_products() const { return g.lane_groups * g.kernel_h * g.kernel_w < 32; }
   int64_t outer() const { return int64_t(g.groups) * g.m_tiles; }
