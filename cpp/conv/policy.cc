@@ -27,7 +27,7 @@ bool resident(const shift::Layout& layout) { return layout.g.slab_ring >= layout
 
 /// Whether enough of x is on its way to hide DRAM's latency: 16 KiB a multiprocessor.
 bool reads_ahead(const ConvPolicy& policy, const shift::Layout& layout) {
-  const int32_t warps = shift::producers(policy.tile_n, policy.planes) / 32;
+  const int32_t warps = shift::producers(policy.tile_n) / 32;
   return warps * layout.g.raw_depth * layout.g.together * shift::kRawItemBytes >= 16384;
 }
 

@@ -29,10 +29,9 @@ inline constexpr int32_t kSendBytes = 8 * kSendsOfWarp * 16;  // of all consumer
 inline constexpr int32_t kMostAhead = 8;        // batches of a producer's warp on their way
 inline constexpr int32_t kRawItemBytes = 1024;  // of 32 pixels of eight lane-channels of x
 
-/// Threads that read and convert: two warpgroups where accumulators leave their registers.
-constexpr int32_t producers(int32_t tile_n, int32_t planes) {
-  return tile_n * planes <= 128 ? 256 : 128;
-}
+/// Threads that read and convert: two warpgroups, unless the instruction's accumulators exceed the
+/// registers that a thread of 512 is compiled with.
+constexpr int32_t producers(int32_t tile_n) { return tile_n == 256 ? 128 : 256; }
 /// Whether a kernel has the registers to change the patch's scale between chunks of channels.
 constexpr bool takes_chunks(int32_t tile_n, int32_t planes) { return planes == 2 || tile_n <= 128; }
 

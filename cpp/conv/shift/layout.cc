@@ -71,7 +71,8 @@ int32_t results_of_block(int32_t tile_n, const Geometry& g) {
   }
   int32_t results = tile_n;
   while (results > 0 && span(results + kSector) > tile_n) --results;
-  // Even: where rows are, statistics take pixels in pairs.
+  // Where rows are even, statistics take pixels in pairs, and planes often begin on a sector.
+  if (g.out_width % 2 != 0) return results;
   return results > 4 * kSector ? results / kSector * kSector : results / 2 * 2;
 }
 
@@ -195,7 +196,7 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   s.control = take(kControlBytes, 16);
   // Two boxes of staging for each warp let stores of one overlap writing the other, and more of x
   // is on its way, if the weights still fit.
-  const int32_t threads = producers(policy.tile_n, policy.planes);
+  const int32_t threads = producers(policy.tile_n);
   const int64_t box_bytes =
       int64_t(g.tile_blocks) * g.weight_rows / 16 * 8 * (policy.tile_n + kSector) * 4;
   // The instruction reads 64 rows, so beyond the last step's; compute-sanitizer takes them for 2
@@ -251,7 +252,7 @@ bool rolls(const Geometry& g) {
 /// Divides the producers' warps between pixels and groups so that the busiest has least to do.
 void share_out(const ConvPolicy& policy, Layout* layout) {
   Geometry& g = layout->g;
-  const int32_t warps = producers(policy.tile_n, policy.planes) / 32;
+  const int32_t warps = producers(policy.tile_n) / 32;
   const int64_t pixels = rolls(g) ? advance_of(g) : g.patch;
   layout->busiest_items = INT64_MAX;
   for (int32_t group_warps = 1; group_warps <= std::min(warps, g.chunk_groups); group_warps *= 2) {

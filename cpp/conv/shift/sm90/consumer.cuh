@@ -150,6 +150,7 @@ class Multiplier {
       wait_turn();
       multiply(v, chunk, patch, m_block, change);
       pass_turn();
+      __syncwarp();
       if (threadIdx.x % 32 == 0) Barrier::arrive(&control_.empty[stage]);
     }
     slabs_.finish_tile();

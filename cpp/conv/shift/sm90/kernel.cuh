@@ -16,17 +16,21 @@
 
 namespace cutfuse::conv::shift::sm90 {
 
-/// Registers of a thread, where one warpgroup produces. Together no more than the kernel is
-/// launched with, 168 each: else they would wait forever.
-inline constexpr uint32_t kProducerRegisters = 88;
-inline constexpr uint32_t kConsumerRegisters = 208;
-static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168);
+/// Registers of a thread. Together no more than the kernel is launched with, 168 or 128 each: else
+/// they would wait forever.
+template <int kN, int kPlanes>
+struct Registers {
+  static constexpr bool kWide = producers(kN) == 128;
+  static constexpr uint32_t kProducer = kWide ? 88 : kPlanes == 2 && kN == 128 ? 64 : 80;
+  static constexpr uint32_t kConsumer = kWide ? 208 : 256 - kProducer;
+  static_assert(!kWide || kProducer + 2 * kConsumer <= 3 * 168);
+};
 
 CUTLASS_DEVICE void prepare_control(const Params& p, char* shared) {
   auto& control = *reinterpret_cast<Control*>(shared + p.shared.control);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxStages; ++i) {
-      Barrier::init(&control.full[i], 1);
+      Barrier::init(&control.full[i], kMaxTileBlocks);
       Barrier::init(&control.empty[i], kConsumerWarps);
     }
     for (int i = 0; i < min(p.g.slab_ring, p.g.slabs); ++i) {
@@ -104,9 +108,9 @@ CUTLASS_DEVICE void consume(const Params& p, char* shared) {
 }
 
 template <int kN, int kPlanes, class Element, Role kRole>
-__global__ void __launch_bounds__(kConsumers + producers(kN, kPlanes), 1)
+__global__ void __launch_bounds__(kConsumers + producers(kN), 1)
     shift_kernel(const __grid_constant__ Params params) {
-  constexpr int kProducers = producers(kN, kPlanes);
+  constexpr int kProducers = producers(kN);
   extern __shared__ __align__(1024) char shared[];
   prepare_control(params, shared);
   cutlass::arch::fence_view_async_shared();
@@ -114,10 +118,10 @@ __global__ void __launch_bounds__(kConsumers + producers(kN, kPlanes), 1)
   cutlass::arch::wait_on_dependent_grids();
   cutlass::arch::launch_dependent_grids();
   if (threadIdx.x >= kConsumers) {
-    if constexpr (kProducers == 128) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<Registers<kN, kPlanes>::kProducer>();
     Producer<kPlanes, kProducers>(params, shared).run();
   } else {
-    if constexpr (kProducers == 128) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<Registers<kN, kPlanes>::kConsumer>();
     consume<kN, kPlanes, Element, kRole>(params, shared);
   }
 }
@@ -129,9 +133,8 @@ Status launch_shift(const Params& params, const DeviceProps& device, void* strea
                                     params.shared.total));
   const int32_t walks = (params.tile_count + params.walk - 1) / params.walk;
   const int32_t blocks = walks < device.sm_count ? walks : device.sm_count;
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)),
-                dim3(kConsumers + producers(kN, kPlanes)), static_cast<size_t>(params.shared.total),
-                stream, params);
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kConsumers + producers(kN)),
+                static_cast<size_t>(params.shared.total), stream, params);
 }
 
 template <int kN, int kPlanes, class Element, Role kRole>

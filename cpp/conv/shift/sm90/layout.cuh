@@ -9,6 +9,7 @@ namespace cutfuse::conv::shift::sm90 {
 
 inline constexpr int kConsumers = 256;  // threads: two warpgroups that multiply and store
 inline constexpr int kMaxStages = 4;
+inline constexpr int kMaxTileBlocks = 2;
 inline constexpr int kMaxRing = 64;  // slabs of weights in shared memory
 inline constexpr int kConsumerWarps = kConsumers / 32;
 
@@ -145,8 +146,9 @@ struct PatchInfo {
   int32_t exponent;  // planes hold x * 2^exponent
   bool finite;       // all of them
   int32_t outer, image;
-  int32_t offset[2];  // of the blocks' first pixels in the patch; < 0: there is no such block
-  Block blocks[2];
+  int32_t offset[kMaxTileBlocks];  // of the blocks' first pixels in the patch; < 0: there is no
+                                   // such block
+  Block blocks[kMaxTileBlocks];
 };
 
 /// Where the weights' loader has got to, where they come through a ring.

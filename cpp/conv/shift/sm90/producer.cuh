@@ -79,8 +79,8 @@ class Producer {
     if (thread_ == 0) {
       info.exponent = exponent_;
       info.finite = finite_;
-      Barrier::arrive(&control_.full[stage]);
     }
+    if (thread_ < kMaxTileBlocks) Barrier::arrive(&control_.full[stage]);
   }
 
   CUTLASS_DEVICE void describe(const Patches& patches, int number, PatchInfo& info) const {
