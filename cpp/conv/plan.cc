@@ -42,7 +42,7 @@ class ShiftPlan final : public ConvPlan {
       workspace_bytes_ += aligned(channels * 4);
     }
     if (training()) {
-      partial_count_ = static_cast<int32_t>(int64_t(device_.sm_count) * (2 / g.m_blocks));
+      partial_count_ = static_cast<int32_t>(int64_t(device_.sm_count) * (2 / g.m_blocks) * g.stack);
       partials_ = workspace_bytes_;
       workspace_bytes_ += aligned(partial_bytes());
     }
@@ -85,7 +85,7 @@ class ShiftPlan final : public ConvPlan {
 std::string ShiftPlan::packed_key() const {
   std::string key = to_string(policy_);
   const shift::Geometry& g = layout_.g;
-  for (const int32_t number : {g.pitch, g.patch, g.lane_groups})
+  for (const int32_t number : {g.pitch, g.patch, g.lane_groups, g.stack})
     key += " " + std::to_string(number);
   return key;
 }
@@ -97,7 +97,8 @@ std::string ShiftPlan::describe() const {
   text += to_string(problem_.conv) + ": " + to_string(policy_) + ", straight from " +
           (problem_.channels_last ? "the input to channels_last" : "the input to NCHW");
   text += ", " + std::to_string(layout_.tile_count) + " tiles of " + std::to_string(g.tile_blocks) +
-          " x " + std::to_string(g.block_outputs) + " results of " +
+          " x " + (g.stack > 1 ? std::to_string(g.stack) + " rows of " : "") +
+          std::to_string(g.block_outputs) + " results of " +
           std::to_string(std::min(g.out_channels, g.m_blocks * 64)) + " channels";
   if (policy_.planes == 2) {
     text += layout_.four_products() ? ", four products, promoted every 16 of K"
@@ -214,9 +215,11 @@ Status ShiftPlan::bind(const ConvBuffers& buffers, shift::Params* params) const 
   params->tiles_of_strip = shift::Divisor(g.tiles);
   params->tile_count = static_cast<int32_t>(layout_.tile_count);
   params->walk = layout_.walk(device_.sm_count);
-  // Where sums are short, storing takes longest (H200: 5 steps of 16 -9 % of time, 18 +5 %). Slabs
-  // that come through a ring are read by both at once.
-  params->takes_turns = policy_.planes == 1 && g.slab_ring >= g.slabs && layout_.steps.size() <= 8;
+  // One warpgroup stores while the other multiplies (H200: -3 to -10 % of time; with one warpgroup
+  // of producers and long sums +2 %). Slabs that come through a ring are read by both at once.
+  const bool few = layout_.steps.size() <= 8;
+  params->takes_turns = policy_.planes == 1 && g.slab_ring >= g.slabs &&
+                        (few || shift::producers(policy_.tile_n, policy_.planes) > 128);
   params->x = buffers.x.data;
   params->x_image = buffers.x.strides[0];
   params->x_channel = buffers.x.strides[1];

@@ -27,7 +27,7 @@ bool resident(const shift::Layout& layout) { return layout.g.slab_ring >= layout
 
 /// Whether enough of x is on its way to hide DRAM's latency: 16 KiB a multiprocessor.
 bool reads_ahead(const ConvPolicy& policy, const shift::Layout& layout) {
-  const int32_t warps = shift::producers(policy.tile_n) / 32;
+  const int32_t warps = shift::producers(policy.tile_n, policy.planes) / 32;
   return warps * layout.g.raw_depth * layout.g.together * shift::kRawItemBytes >= 16384;
 }
 
@@ -75,9 +75,12 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const double few = n * policy.planes <= 128 ? 5.3e-4 : 0.0;  // accumulators
   const double tile =
       1.0 * g.chunks + (8.4e-4 + few) * cycles + 0.313 * items + 4e-4 * stored + 1.5e-3 * promoted;
+  // In channels_last each value of x is a copy of its own, and one of out a store of its own: 1.8
+  // to 2.6 times as long for the four founding problems, 1.4 to 1.7 at ieee.
+  const double layout_factor = !problem.channels_last ? 1.0 : two ? 1.6 : 2.1;
   // What the sum does not say: long tiles overlap more, and weights that come through a ring, or
   // little of x on its way, keep one plane's products waiting.
-  double factor = n == 256 && resident(layout) ? 0.85 : 1.0;
+  double factor = layout_factor * (n == 256 && resident(layout) ? 0.85 : 1.0);
   if (!two && !resident(layout)) factor *= 1.1;
   if (!two && !reads_ahead(policy, layout)) factor *= 1.05;
   const int32_t walk = layout.walk(device.sm_count);
@@ -87,17 +90,22 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
 }
 
 double estimate_eager(const FusedConvProblem& problem) noexcept {
-  // Never more than it took on an H200, for 27 problems: memory at 0.9 TB/s, tensor cores at 60
-  // TFLOP/s, or 120 with 32 channels and more, fp32 units at 30; batch norm at 3 TB/s.
+  // Never more than it took on an H200, for 27 problems: memory at 0.9 TB/s, at 1.7 in
+  // channels_last, tensor cores at 60 TFLOP/s, or 120 with 32 channels and more, 40 with fewer than
+  // 12, fp32 units at 30, then 25; batch norm at 3 TB/s.
   const ConvProblem& p = problem.conv;
   const double in = double(p.batch) * p.channels * p.height * p.width;
   const double out = double(p.batch) * p.out_channels * p.out_height * p.out_width;
   const double channels = double(p.channels) / p.groups;
   const double sums = p.transposed ? in * p.out_channels / p.groups : out * channels;
   const double flops = 2.0 * sums * p.kernel_h * p.kernel_w;
-  const double rate = p.precision == Precision::kIeee ? 30e6 : channels >= 32.0 ? 120e6 : 60e6;
+  const bool few = channels < 12.0;
+  const double rate = p.precision == Precision::kIeee ? (few ? 25e6 : 30e6)
+                      : channels >= 32.0              ? 120e6
+                                                      : (few ? 40e6 : 60e6);
   const double tail = problem.tail == Tail::kNone ? 0.0 : 2.0 * out * size_of(p.dtype) / 3e6;
-  return std::max(5.0 + (in + out) * size_of(p.dtype) / 0.9e6, flops / rate) + tail;
+  const double memory = problem.channels_last ? 1.7e6 : 0.9e6;
+  return std::max(5.0 + (in + out) * size_of(p.dtype) / memory, flops / rate) + tail;
 }
 
 Status select_policy(const FusedConvProblem& problem, const DeviceProps& device, ConvPolicy* policy,

@@ -80,6 +80,25 @@ def test_tiles_cover_every_result() -> None:
     assert tiles * blocks * results >= 128 * 126 * 126
 
 
+@pytest.mark.parametrize(("channels", "rows"), [(8, 4), (16, 4), (17, 2), (32, 2), (33, 0)])
+def test_few_channels_make_several_rows_at_once(channels: int, rows: int) -> None:
+    shape = (2, 8, 61, 150, channels, 3, 1, 1, 1, 1, False)
+    policy = _C.ConvPolicy(128, 1, 1, 1, 104, 0, 2)
+    text = _C.make_conv_plan(problem(shape), H200, policy).describe()
+    found = re.search(r"(\d+) tiles of 2 x (?:(\d) rows of )?104 results", text)
+    assert found is not None, text
+    assert int(found[2] or 0) == rows
+    blocks = -(-61 // max(rows, 1))
+    assert int(found[1]) == 2 * 2 * -(-blocks // 2)  # images, strips, pairs of blocks
+
+
+def test_channels_last_is_left_to_pytorch_where_that_is_faster() -> None:
+    assert _C.conv_why_slower(problem(TRANSPOSED), H200) is None
+    last = problem(TRANSPOSED, channels_last=True)
+    assert "expected to be faster" in _C.conv_why_slower(last, H200)
+    assert _C.conv_why_slower(problem(CONV2D, channels_last=True), H200) is None
+
+
 @pytest.mark.parametrize("kernel", [1, 3, 8])
 @pytest.mark.parametrize("tier", TIERS)
 def test_blocks_of_even_rows_have_an_even_number_of_results(tier: str, kernel: int) -> None:

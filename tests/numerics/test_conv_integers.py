@@ -27,6 +27,15 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 every_policy = pytest.mark.parametrize("policy", policies() or [None], ids=repr)
 
 
+# Few channels; rows that the last stack has not.
+STACKED = [
+    ConvCase(8, 12, (3, 3), (21, 150), 2, padding=1),
+    ConvCase(16, 32, (5, 3), (19, 77), 2, padding=(2, 1)),
+    ConvCase(3, 8, (4, 4), (41, 131), 3, stride=2, padding=1),
+    ConvCase(16, 24, (3, 3), (13, 130), 2, transposed=True),
+]
+
+
 def draw(shape: tuple[int, ...], seed: int) -> Tensor:
     return integers(shape, seed=seed)
 
@@ -65,10 +74,27 @@ def test_forced_policies(policy, fused: None) -> None:
     assert taken > 0, refused
 
 
+@every_policy
+@pytest.mark.parametrize("case", STACKED, ids=str)
+def test_stacked_rows(policy, case: ConvCase, fused: None) -> None:
+    """In strips, with as many rows of results at once as the instruction has rows for."""
+    assert policy is not None, "the native library has no policy of convolutions"
+    sizes = (policy.tile_n, policy.planes, policy.element, 1, policy.tile_n - 24, 0, 2)
+    with forced_conv_policy(type(policy)(*sizes)):
+        for kind in (one for one in conv_kinds_of(policy) if one in KINDS):
+            exactly(case, kind)
+            if not case.transposed:
+                batch_norm(kind, True, case)
+
+
 @every_kind
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("case", [KERNEL[0], KERNEL[2], KERNEL[3]], ids=str)
 def test_batch_norm(kind: Kind, training: bool, case: ConvCase, fused: None) -> None:
+    batch_norm(kind, training, case)
+
+
+def batch_norm(kind: Kind, training: bool, case: ConvCase) -> None:
     dtype, tier = kind
     tensors = case.draw(draw, device="cuda", dtype=dtype)
     mean = draw((case.out_channels,), 5).cuda()

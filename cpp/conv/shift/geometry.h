@@ -29,9 +29,11 @@ inline constexpr int32_t kSendBytes = 8 * kSendsOfWarp * 16;  // of all consumer
 inline constexpr int32_t kMostAhead = 8;        // batches of a producer's warp on their way
 inline constexpr int32_t kRawItemBytes = 1024;  // of 32 pixels of eight lane-channels of x
 
-/// Threads that read and convert: two warpgroups, unless the instruction's accumulators exceed the
-/// registers that a thread of 512 is compiled with.
-constexpr int32_t producers(int32_t tile_n) { return tile_n == 256 ? 128 : 256; }
+/// Threads that read and convert: two warpgroups, unless the others' accumulators leave them too
+/// few registers.
+constexpr int32_t producers(int32_t tile_n, int32_t planes) {
+  return tile_n * planes == 256 ? 128 : 256;
+}
 /// Whether a kernel has the registers to change the patch's scale between chunks of channels.
 constexpr bool takes_chunks(int32_t tile_n, int32_t planes) { return planes == 2 || tile_n <= 128; }
 
@@ -79,6 +81,7 @@ struct Geometry {
   int32_t patch;          // pixels that a tile reads
   // Output channels.
   int32_t m_blocks, warp_channels, m_tiles;
+  int32_t stack;        // rows of results, below each other, that the weights' tile makes at once
   int32_t weight_rows;  // of an m tile: 16 of each warp that has channels
   // Shared memory, and how the producers' warps divide their work.
   int32_t stages;
@@ -119,8 +122,14 @@ struct Half {
 /// same number of channels.
 constexpr int32_t channel_of_row(const Geometry& g, int32_t m_tile, int32_t row) {
   const int32_t of_warp = row % 16;
-  const int32_t channel = (m_tile * g.m_blocks * 4 + row / 16) * g.warp_channels + of_warp;
+  const int32_t warp = m_tile * g.m_blocks * 4 + row / 16 % (4 * g.m_blocks / g.stack);
+  const int32_t channel = warp * g.warp_channels + of_warp;
   return of_warp < g.warp_channels && channel < g.out_channels ? channel : -1;
+}
+
+/// Row of the results, below the block's first, that a row of the weights' tile makes.
+constexpr int32_t stacked_row(const Geometry& g, int32_t row) {
+  return g.stack == 1 ? 0 : row / (64 / g.stack);
 }
 
 }  // namespace cutfuse::conv::shift

@@ -82,9 +82,11 @@ Status set_tiles(const ConvPolicy& policy, Geometry* g) noexcept {
   const int64_t m_rows = int64_t(64) * policy.m_blocks;
   g->m_tiles = static_cast<int32_t>(ceil_div(g->out_channels, m_rows));
   // Whole boxes of eight; then the last warps, and rows of the weights, may be left over.
-  g->warp_channels = round_up(ceil_div(g->out_channels, g->m_tiles * m_rows / 16), 8);
-  g->weight_rows = 16 * static_cast<int32_t>(std::min<int64_t>(
-                            4 * policy.m_blocks, ceil_div(g->out_channels, g->warp_channels)));
+  const int64_t warps = 4 * policy.m_blocks / g->stack;
+  g->warp_channels = round_up(ceil_div(g->out_channels, g->m_tiles * warps), 8);
+  g->weight_rows = g->stack > 1 ? 64
+                                : 16 * static_cast<int32_t>(std::min<int64_t>(
+                                           warps, ceil_div(g->out_channels, g->warp_channels)));
   int64_t span = 0;  // pixels from a tile's first to its last block
   if (policy.strip != 0) {
     g->strip = policy.strip;
@@ -95,8 +97,8 @@ Status set_tiles(const ConvPolicy& policy, Geometry* g) noexcept {
     // A block's last pixels, beyond the strip's, are of the next row.
     g->pitch = round_up(policy.strip + kSector + g->reach_columns, 2);
     g->block_outputs = policy.strip;
-    g->blocks = g->out_height;
-    span = int64_t(g->tile_blocks - 1) * g->pitch;
+    g->blocks = static_cast<int32_t>(ceil_div(g->out_height, g->stack));
+    span = int64_t(g->tile_blocks - 1) * g->stack * g->pitch;
   } else {
     g->strips = 1;
     g->pitch = round_up(g->out_width + g->reach_columns, 2);
@@ -109,7 +111,8 @@ Status set_tiles(const ConvPolicy& policy, Geometry* g) noexcept {
     span = (g->tile_blocks - 1) * (g->block_outputs + 1 + crossings * (g->pitch - g->out_width));
   }
   g->tiles = static_cast<int32_t>(ceil_div(g->blocks, g->tile_blocks));
-  const int64_t patch = span + policy.tile_n + int64_t(g->reach_rows) * g->pitch + g->reach_columns;
+  const int64_t patch =
+      span + policy.tile_n + int64_t(g->reach_rows + g->stack - 1) * g->pitch + g->reach_columns;
   CUTFUSE_CHECK(patch * 16 < kReach, Code::kNotSupported,
                 "a patch of %lld pixels does not fit in shared memory",
                 static_cast<long long>(patch));
@@ -119,10 +122,15 @@ Status set_tiles(const ConvPolicy& policy, Geometry* g) noexcept {
 
 /// Whether some lane of `group` has a weight at tap (a, b).
 bool has_weight(const Geometry& g, int32_t group, int32_t a, int32_t b) {
+  const auto has_row = [&](int32_t tap, int32_t phase) {
+    for (int32_t row = 0; row < g.stack && row <= tap; ++row) {
+      if (filter_index(tap - row, phase, g.stride_h, g.dilation_h, g.kernel_h) >= 0) return true;
+    }
+    return false;
+  };
   for (int32_t lane = 0; lane < kLanes; ++lane) {
     const LaneChannel at = lane_channel(g, group * kLanes + lane);
-    if (at.channel < g.channels &&
-        filter_index(a, at.phase_h, g.stride_h, g.dilation_h, g.kernel_h) >= 0 &&
+    if (at.channel < g.channels && has_row(a, at.phase_h) &&
         filter_index(b, at.phase_w, g.stride_w, g.dilation_w, g.kernel_w) >= 0) {
       return true;
     }
@@ -139,7 +147,7 @@ Status set_steps(Layout* layout) noexcept {
     const int32_t first = chunk * g.chunk_groups;
     const int32_t last = std::min(first + g.chunk_groups, g.lane_groups);
     for (int32_t group = first; group < last; ++group) {
-      for (int32_t a = 0; a <= g.reach_rows; ++a) {
+      for (int32_t a = 0; a < g.reach_rows + g.stack; ++a) {
         for (int32_t b = 0; b <= g.reach_columns; ++b) {
           if (has_weight(g, group, a, b)) {
             halves.push_back(
@@ -196,7 +204,7 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   s.control = take(kControlBytes, 16);
   // Two boxes of staging for each warp let stores of one overlap writing the other, and more of x
   // is on its way, if the weights still fit.
-  const int32_t threads = producers(policy.tile_n);
+  const int32_t threads = producers(policy.tile_n, policy.planes);
   const int64_t box_bytes =
       int64_t(g.tile_blocks) * g.weight_rows / 16 * 8 * (policy.tile_n + kSector) * 4;
   // The instruction reads 64 rows, so beyond the last step's; compute-sanitizer takes them for 2
@@ -235,7 +243,7 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
 /// Pixels of the grid from a tile to the next.
 int64_t advance_of(const Geometry& g) {
   const int64_t pixels = g.strip != 0
-                             ? int64_t(g.tile_blocks) * g.pitch
+                             ? int64_t(g.tile_blocks) * g.stack * g.pitch
                              : int64_t(g.tile_blocks) * g.block_outputs * g.pitch / g.out_width;
   return std::clamp<int64_t>(pixels, 1, g.patch);
 }
@@ -252,7 +260,7 @@ bool rolls(const Geometry& g) {
 /// Divides the producers' warps between pixels and groups so that the busiest has least to do.
 void share_out(const ConvPolicy& policy, Layout* layout) {
   Geometry& g = layout->g;
-  const int32_t warps = producers(policy.tile_n) / 32;
+  const int32_t warps = producers(policy.tile_n, policy.planes) / 32;
   const int64_t pixels = rolls(g) ? advance_of(g) : g.patch;
   layout->busiest_items = INT64_MAX;
   for (int32_t group_warps = 1; group_warps <= std::min(warps, g.chunk_groups); group_warps *= 2) {
@@ -278,8 +286,11 @@ int32_t Layout::walk(int32_t sm_count) const {
   }
 }
 
-Status lay_out(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps& device,
-               Layout* layout) noexcept {
+namespace {
+
+/// With so many rows stacked.
+Status lay_out_stacked(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps& device,
+                       int32_t stack, Layout* layout) noexcept {
   for (const int64_t size :
        {p.batch, p.channels, p.height * p.width, p.out_channels, p.out_height * p.out_width}) {
     CUTFUSE_CHECK(size < kMaxExtent, Code::kNotSupported,
@@ -295,6 +306,7 @@ Status lay_out(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps
   *layout = Layout{};
   Geometry& g = layout->g;
   set_problem(p, &g);
+  g.stack = stack;
   set_channels(policy, &g);
   CUTFUSE_CHECK(
       g.chunks == 1 || (g.chunks <= kMaxChunks && takes_chunks(policy.tile_n, policy.planes)),
@@ -310,6 +322,20 @@ Status lay_out(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps
   CUTFUSE_CHECK(layout->tile_count < (int64_t(1) << 31), Code::kNotSupported, "%lld tiles",
                 static_cast<long long>(layout->tile_count));
   return {};
+}
+
+}  // namespace
+
+Status lay_out(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps& device,
+               Layout* layout) noexcept {
+  // Where few channels would leave rows of the instruction empty, it makes several rows of results.
+  if (policy.strip != 0 && policy.m_blocks == 1) {
+    for (int32_t stack = 4; stack > 1; stack /= 2) {
+      if (p.out_channels / p.groups * stack > 64 || p.out_height < 2 * stack) continue;
+      if (lay_out_stacked(p, policy, device, stack, layout).ok()) return {};
+    }
+  }
+  return lay_out_stacked(p, policy, device, 1, layout);
 }
 
 }  // namespace cutfuse::conv::shift

@@ -15,11 +15,13 @@ constexpr int kThreads = 128;  // of a block, which packs one row
 
 /// Element `lane` of a half, for output channel `channel` of `group`; 0 where there is none.
 __device__ float weight_at(const PrepareParams& p, int32_t group, int32_t channel, Half half,
-                           int32_t lane) {
+                           int32_t lane, int32_t stacked) {
   if (half.group < 0 || channel < 0) return 0.f;
   const LaneChannel from = lane_channel(p.g, half.group * kLanes + lane);
+  const int32_t tap_h = half.tap_h - stacked;
   const int32_t r =
-      filter_index(half.tap_h, from.phase_h, p.g.stride_h, p.g.dilation_h, p.g.kernel_h);
+      tap_h < 0 ? -1
+                : filter_index(tap_h, from.phase_h, p.g.stride_h, p.g.dilation_h, p.g.kernel_h);
   const int32_t s =
       filter_index(half.tap_w, from.phase_w, p.g.stride_w, p.g.dilation_w, p.g.kernel_w);
   if (from.channel >= p.g.channels || r < 0 || s < 0) return 0.f;
@@ -50,12 +52,13 @@ __device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
   const Geometry& g = p.g;
   const int32_t group = outer / g.m_tiles;
   const int32_t channel = channel_of_row(g, outer % g.m_tiles, row);
+  const int32_t stacked = stacked_row(g, row);
   const int32_t rows = g.weight_rows;
   const int32_t elements = p.steps * 16;
   bool finite = true;
   float largest = 0.f;
   for (int32_t i = threadIdx.x; i < elements; i += kThreads) {
-    const float magnitude = fabsf(weight_at(p, group, channel, p.halves[i / 8], i % 8));
+    const float magnitude = fabsf(weight_at(p, group, channel, p.halves[i / 8], i % 8, stacked));
     if (isfinite(magnitude)) {
       largest = fmaxf(largest, magnitude);
     } else {
@@ -68,7 +71,7 @@ __device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
   char* tiles =
       static_cast<char*>(p.packed) + int64_t(outer) * p.steps * p.planes * rows * kRowStepBytes;
   for (int32_t i = threadIdx.x; i < elements; i += kThreads) {
-    float value = weight_at(p, group, channel, p.halves[i / 8], i % 8);
+    float value = weight_at(p, group, channel, p.halves[i / 8], i % 8, stacked);
     scale_exactly(value, -exponent);
     const int32_t k = i % 16;
     char* at = tiles + int64_t(i / 16) * p.planes * rows * kRowStepBytes +

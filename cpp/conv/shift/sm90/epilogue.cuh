@@ -26,7 +26,8 @@ class Epilogue {
   CUTLASS_DEVICE void run(float (&v)[kValues], const TileOf& tile, const Block& block,
                           int32_t exponent, bool finite) {
     if (tile.row(0) >= p_.g.weight_rows) return;
-    Coordinates at{p_, block, {}, tile.image, lane_ % 4 * 2};
+    const Block mine = stacked_block(p_, block, stacked_row(p_.g, tile.row(0)));
+    Coordinates at{p_, mine, {}, tile.image, lane_ % 4 * 2};
     bool exists[2];
     for (int r = 0; r < 2; ++r) {
       const int32_t channel = channel_of_row(p_.g, tile.m_tile, tile.row(lane_ / 4 + 8 * r));

@@ -20,10 +20,10 @@ namespace cutfuse::conv::shift::sm90 {
 /// they would wait forever.
 template <int kN, int kPlanes>
 struct Registers {
-  static constexpr bool kWide = producers(kN) == 128;
-  static constexpr uint32_t kProducer = kWide ? 88 : kPlanes == 2 && kN == 128 ? 64 : 80;
+  static constexpr bool kWide = producers(kN, kPlanes) == 128;
+  static constexpr uint32_t kProducer = kWide ? 88 : 80;
   static constexpr uint32_t kConsumer = kWide ? 208 : 256 - kProducer;
-  static_assert(!kWide || kProducer + 2 * kConsumer <= 3 * 168);
+  static_assert((kWide ? 1 : 2) * kProducer + 2 * kConsumer <= (kWide ? 3 * 168 : 4 * 128));
 };
 
 CUTLASS_DEVICE void prepare_control(const Params& p, char* shared) {
@@ -108,9 +108,9 @@ CUTLASS_DEVICE void consume(const Params& p, char* shared) {
 }
 
 template <int kN, int kPlanes, class Element, Role kRole>
-__global__ void __launch_bounds__(kConsumers + producers(kN), 1)
+__global__ void __launch_bounds__(kConsumers + producers(kN, kPlanes), 1)
     shift_kernel(const __grid_constant__ Params params) {
-  constexpr int kProducers = producers(kN);
+  constexpr int kProducers = producers(kN, kPlanes);
   extern __shared__ __align__(1024) char shared[];
   prepare_control(params, shared);
   cutlass::arch::fence_view_async_shared();
@@ -133,8 +133,9 @@ Status launch_shift(const Params& params, const DeviceProps& device, void* strea
                                     params.shared.total));
   const int32_t walks = (params.tile_count + params.walk - 1) / params.walk;
   const int32_t blocks = walks < device.sm_count ? walks : device.sm_count;
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kConsumers + producers(kN)),
-                static_cast<size_t>(params.shared.total), stream, params);
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)),
+                dim3(kConsumers + producers(kN, kPlanes)), static_cast<size_t>(params.shared.total),
+                stream, params);
 }
 
 template <int kN, int kPlanes, class Element, Role kRole>

@@ -96,7 +96,7 @@ struct Block {
 
 /// First pixel of block `number` in its strip's grid.
 CUTLASS_DEVICE int32_t first_pixel(const Params& p, int32_t number) {
-  if (p.g.strip != 0) return number * p.g.pitch;
+  if (p.g.strip != 0) return number * p.g.stack * p.g.pitch;
   const int32_t output = number * p.g.block_outputs;
   const int32_t row = p.out_width.divide(output);
   return row * p.g.pitch + ((output - row * p.g.out_width) & ~1);
@@ -111,8 +111,8 @@ CUTLASS_DEVICE Block make_block(const Params& p, const Tile& tile, int32_t numbe
     block.columns = g.out_width - first;
     block.width = g.pitch;
     block.lead = 0;
-    block.output = number * g.out_width + first;
-    block.end = (number + 1) * g.out_width;
+    block.output = number * g.stack * g.out_width + first;
+    block.end = (number * g.stack + 1) * g.out_width;
     block.starts = first == 0;
     if (tile.strip + 1 < g.strips) block.end = min(block.end, block.output + g.strip + 2 * kSector);
   } else {
@@ -127,6 +127,14 @@ CUTLASS_DEVICE Block make_block(const Params& p, const Tile& tile, int32_t numbe
     block.end = g.out_height * g.out_width;
     block.starts = number == 0;
   }
+  return block;
+}
+
+/// The block `down` rows of results further down, where rows are stacked.
+CUTLASS_DEVICE Block stacked_block(const Params& p, Block block, int32_t down) {
+  block.output += down * p.g.out_width;
+  block.end += down * p.g.out_width;
+  if (block.end > p.g.out_height * p.g.out_width) block.columns = block.end = 0;
   return block;
 }
 

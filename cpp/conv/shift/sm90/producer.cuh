@@ -66,7 +66,7 @@ class Producer {
     const float written =
         p_.g.together == 2 ? convert<2>(patches, stage) : convert<1>(patches, stage);
     float largest = agree(written, slot, false);
-    if (!native && !fits(largest)) {
+    if (!native && !fits(largest) && !(largest == 0.f && is_padding(patches))) {
       named_sync();
       const float magnitude = agree(measure(patches), slot, true);
       if (magnitude != 0.f) {
@@ -81,6 +81,12 @@ class Producer {
       info.finite = finite_;
     }
     if (thread_ < kMaxTileBlocks) Barrier::arrive(&control_.full[stage]);
+  }
+
+  /// Whether the patch's new pixels all lie below the image.
+  CUTLASS_DEVICE bool is_padding(const Patches& patches) const {
+    const int32_t row = p_.pitch.divide(patches.flat + patches.begin);
+    return row * p_.g.stride_h - p_.g.pad_h >= p_.g.height;
   }
 
   CUTLASS_DEVICE void describe(const Patches& patches, int number, PatchInfo& info) const {

@@ -63,9 +63,12 @@ class Statistics {
       const int32_t channel =
           channel_of_row(p_.g, tile.m_tile, tile.row(int(threadIdx.x) % 32 / 4 + 8 * r));
       if (threadIdx.x % 4 == 0 && channel >= 0) {
-        const int32_t block = p_.g.m_blocks == 2 ? 0 : int32_t(threadIdx.x) / 128;
+        const int32_t stacked = stacked_row(p_.g, tile.row(0));
+        const int32_t block =
+            p_.g.m_blocks == 2 ? 0 : int32_t(threadIdx.x) / 128 * p_.g.stack + stacked;
         const int64_t row = int64_t(tile.group) * p_.g.out_channels + channel;
-        p_.partials[row * p_.partial_count + (2 / p_.g.m_blocks) * int32_t(blockIdx.x) + block] = {
+        p_.partials[row * p_.partial_count +
+                    (2 / p_.g.m_blocks) * p_.g.stack * int32_t(blockIdx.x) + block] = {
             running_[r].mean, running_[r].m2, running_[r].count};
       }
       running_[r] = Running{};
@@ -80,13 +83,11 @@ class Statistics {
   CUTLASS_DEVICE void collect_each(float (&v)[kValues], const Coordinates& at,
                                    const float (&base)[2]) {
     float near[2] = {base[0], base[1]};
-    int32_t count = 0;
     if (running_[0].count == 0) {  // nothing is known of the mean: that of these
       float sum[2] = {0.f, 0.f};
-      for_pixels<kPairs>(p_, at, [&](int i, bool own, int32_t) {
+      const int32_t count = for_own_pixels<kPairs>(p_, at, [&](int i, bool own) {
         sum[0] += own ? v[i] : 0.f;
         sum[1] += own ? v[i + 2] : 0.f;
-        count += own;
       });
       const float share = count > 0 ? 1.f / float(count) : 0.f;
       const float mean[2] = {sum[0] * share, sum[1] * share};
@@ -96,15 +97,14 @@ class Statistics {
     }
     float sum[2] = {0.f, 0.f};
     float squares[2] = {0.f, 0.f};
-    count = 0;
-    for_pixels<kPairs>(p_, at, [&](int i, bool own, int32_t) {
+    const int32_t count = for_own_pixels<kPairs>(p_, at, [&](int i, bool own) {
+      if (!own) return;
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        const float d = own ? v[i + 2 * r] : 0.f;
+        const float d = v[i + 2 * r];
         sum[r] += d;
         squares[r] = fmaf(d, d, squares[r]);
       }
-      count += own;
     });
     const float share = count > 0 ? 1.f / float(count) : 0.f;
     CUTLASS_PRAGMA_UNROLL
