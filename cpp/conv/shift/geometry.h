@@ -82,6 +82,7 @@ struct Geometry {
   // Output channels.
   int32_t m_blocks, warp_channels, m_tiles;
   int32_t stack;        // rows of results, below each other, that the weights' tile makes at once
+  int32_t row_warps;    // binary logarithm of the warps that make one of them
   int32_t weight_rows;  // of an m tile: 16 of each warp that has channels
   // Shared memory, and how the producers' warps divide their work.
   int32_t stages;
@@ -122,14 +123,12 @@ struct Half {
 /// same number of channels.
 constexpr int32_t channel_of_row(const Geometry& g, int32_t m_tile, int32_t row) {
   const int32_t of_warp = row % 16;
-  const int32_t warp = m_tile * g.m_blocks * 4 + row / 16 % (4 * g.m_blocks / g.stack);
+  const int32_t warp = m_tile * g.m_blocks * 4 + (row / 16 & ((1 << g.row_warps) - 1));
   const int32_t channel = warp * g.warp_channels + of_warp;
   return of_warp < g.warp_channels && channel < g.out_channels ? channel : -1;
 }
 
 /// Row of the results, below the block's first, that a row of the weights' tile makes.
-constexpr int32_t stacked_row(const Geometry& g, int32_t row) {
-  return g.stack == 1 ? 0 : row / (64 / g.stack);
-}
+constexpr int32_t stacked_row(const Geometry& g, int32_t row) { return row / 16 >> g.row_warps; }
 
 }  // namespace cutfuse::conv::shift

@@ -83,6 +83,7 @@ Status set_tiles(const ConvPolicy& policy, Geometry* g) noexcept {
   g->m_tiles = static_cast<int32_t>(ceil_div(g->out_channels, m_rows));
   // Whole boxes of eight; then the last warps, and rows of the weights, may be left over.
   const int64_t warps = 4 * policy.m_blocks / g->stack;
+  g->row_warps = warps == 8 ? 3 : warps == 4 ? 2 : warps == 2 ? 1 : 0;
   g->warp_channels = round_up(ceil_div(g->out_channels, g->m_tiles * warps), 8);
   g->weight_rows = g->stack > 1 ? 64
                                 : 16 * static_cast<int32_t>(std::min<int64_t>(
