@@ -108,8 +108,8 @@ CUTLASS_DEVICE int32_t for_own_pixels(const Params& p, const Coordinates& at, co
 }
 
 /// body(i, whether it is a result of this block's own, the result) for the values of the first
-/// row of two. kPairs: runs begin and end with a pair.
-template <bool kPairs, class Coordinates, class Body>
+/// row of two.
+template <class Coordinates, class Body>
 CUTLASS_DEVICE void for_pixels(const Params& p, const Coordinates& at, const Body& body) {
   const int32_t stride = p.g.strip != 0 ? p.g.strip : p.g.block_outputs;
   const int32_t lead = at.block.lead;
@@ -118,9 +118,9 @@ CUTLASS_DEVICE void for_pixels(const Params& p, const Coordinates& at, const Bod
   CUTLASS_PRAGMA_UNROLL
   for (int j = 0; j < Coordinates::kColumnPairs; ++j) {
     const int32_t result = at.pixel0 + 8 * j - walk.skipped();
-    const bool first = walk.first() && (kPairs || result >= lead) && result < last;
+    const bool first = walk.first() && result >= lead && result < last;
     body(4 * j, first, result);
-    body(4 * j + 1, kPairs ? first : walk.second() && result + 1 < last, result + 1);
+    body(4 * j + 1, walk.second() && result + 1 < last, result + 1);
     walk.next();
   }
 }

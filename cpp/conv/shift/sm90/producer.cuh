@@ -85,8 +85,7 @@ class Producer {
 
   /// Whether the patch's new pixels all lie below the image.
   CUTLASS_DEVICE bool is_padding(const Patches& patches) const {
-    const int32_t row = p_.pitch.divide(patches.flat + patches.begin);
-    return row * p_.g.stride_h - p_.g.pad_h >= p_.g.height;
+    return locate(p_, patches.tile.strip, patches.flat + patches.begin).row >= p_.g.height;
   }
 
   CUTLASS_DEVICE void describe(const Patches& patches, int number, PatchInfo& info) const {

@@ -50,7 +50,7 @@ class Store {
     const int32_t all = p_.g.out_channels * p_.g.groups;
     const int64_t plane = int64_t(p_.g.out_height) * p_.g.out_width;
     const int64_t first = (at.image * plane + at.block.output) * all;
-    for_pixels<false>(p_, at, [&](int i, bool own, int32_t result) {
+    for_pixels(p_, at, [&](int i, bool own, int32_t result) {
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < 2; ++r) {
         const int64_t to = first + int64_t(result) * all + at.channels[r];
