@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "batch_norm/kernels.h"
-#include "conv/policy.h"
+#include "conv/bind.h"
 #include "conv/problem.h"
 #include "core/current_device.h"
 #include "core/status.h"
@@ -24,6 +24,10 @@ int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 template <class T>
 T* at(void* base, int64_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
+}
+template <class T>
+T* at(const void* base, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<const char*>(base) + offset);
 }
 
 class ShiftPlan final : public ConvPlan {
@@ -76,7 +80,6 @@ class ShiftPlan final : public ConvPlan {
   Status check(const ConvBuffers& buffers) const noexcept;
   std::unique_ptr<shift::PrepareParams> prepare_params(const ConstTensor4& weight,
                                                        void* packed) const noexcept;
-  Status bind(const ConvBuffers& buffers, shift::Params* params) const noexcept;
   Status multiply(shift::Params* params, void* stream) const noexcept;
   Status bind_programs(const ConvBuffers& buffers, bool normalises,
                        DeviceProgram* program) const noexcept;
@@ -101,11 +104,16 @@ std::string ShiftPlan::describe() const {
           std::to_string(g.block_outputs) + " results of " +
           std::to_string(std::min(g.out_channels, g.m_blocks * 64)) + " channels";
   if (policy_.planes == 2) {
-    text += layout_.four_products() ? ", four products, promoted every 16 of K"
-                                    : ", three products, promoted every 64 of K";
+    text += shift::sums_at_once(policy_.tile_n, 2) ? ", three products, promoted once"
+            : layout_.four_products()              ? ", four products, promoted every 32 of K"
+                                                   : ", three products, promoted every 64 of K";
     text += "; what is below 2^-16 of the largest input in its tile loses accuracy";
   }
   if (g.slab_ring < g.slabs) text += ", weights streamed";
+  if (g.piece_rows > 0) {
+    text += ", x in " + std::to_string(g.pieces) + " pieces of " + std::to_string(g.piece_rows) +
+            " rows where it is contiguous";
+  }
   if (problem_.program.count > 0) text += "\n  epilogue: " + to_string(problem_.program);
   if (problem_.tail == Tail::kBatchNormEval) {
     text += "\n  epilogue: batch_norm with the running statistics";
@@ -203,71 +211,6 @@ int32_t count_affine_steps(const DeviceProgram& program) noexcept {
   return count;
 }
 
-Status ShiftPlan::bind(const ConvBuffers& buffers, shift::Params* params) const noexcept {
-  const shift::Geometry& g = layout_.g;
-  params->g = g;
-  params->shared = layout_.shared;
-  params->pitch = shift::Divisor(g.pitch);
-  params->out_width = shift::Divisor(g.out_width);
-  params->m_tiles = shift::Divisor(g.m_tiles);
-  params->tiles_of_outer = shift::Divisor(g.batch * g.strips * g.tiles);
-  params->tiles_of_image = shift::Divisor(g.strips * g.tiles);
-  params->tiles_of_strip = shift::Divisor(g.tiles);
-  params->tile_count = static_cast<int32_t>(layout_.tile_count);
-  params->walk = layout_.walk(device_.sm_count);
-  // One warpgroup stores while the other multiplies (H200: 5 steps of 16 -4 to -13 % of time, 27 -3
-  // to -5 %, 18 without stacked rows +1 to +3 %; 27 with one warpgroup of producers +2 %). Slabs
-  // that come through a ring are read by both at once.
-  const bool few = layout_.steps.size() <= 8;
-  params->takes_turns = policy_.planes == 1 && g.slab_ring >= g.slabs &&
-                        (few || shift::producers(policy_.tile_n, policy_.planes) > 128);
-  params->x = buffers.x.data;
-  params->x_image = buffers.x.strides[0];
-  params->x_channel = buffers.x.strides[1];
-  params->x_row = buffers.x.strides[2];
-  params->x_column = buffers.x.strides[3];
-  params->dtype = problem_.conv.dtype;
-  const int64_t size = size_of(problem_.conv.dtype);
-  const int64_t reach = (g.channels - 1) * params->x_channel + (g.height - 1) * params->x_row +
-                        (g.width - 1) * params->x_column;
-  CUTFUSE_CHECK(reach < (int64_t(1) << 30), Code::kNotSupported,
-                "an image of x spans %lld elements; make x contiguous, so that it spans fewer than "
-                "2^30",
-                static_cast<long long>(reach));
-  params->channel_bytes = static_cast<uint32_t>(params->x_channel * size);
-  params->row_bytes = static_cast<uint32_t>(params->x_row * size);
-  params->column_bytes = static_cast<uint32_t>(params->x_column * size);
-  const int32_t phases = g.phases_h * g.phases_w;
-  params->one_phase = phases == 1;
-  params->lanes_are_channels = g.phase_channels != 0;
-  params->phase_masks = g.phase_channels == 0 && phases <= 32 && (phases & (phases - 1)) == 0;
-  params->last_phase = phases > shift::kLanes ? phases - 1 : 0;
-  const bool even = g.phase_channels == 0 && g.phases_w % 2 == 0 && g.pad_w % 2 == 0 &&
-                    g.stride_w % 2 == 0 && g.width % 2 == 0 && params->x_column == 1 &&
-                    params->x_row % 2 == 0 && params->x_channel % 2 == 0 &&
-                    params->x_image % 2 == 0 &&
-                    reinterpret_cast<uintptr_t>(buffers.x.data) % 8 == 0;
-  params->lane_pairs = even && problem_.conv.dtype == DType::kFloat32;
-  params->weight = view_weight(problem_.conv, buffers.weight);
-  const void* packed =
-      problem_.packed_weight ? buffers.packed : static_cast<const void*>(buffers.workspace);
-  params->packed = packed;
-  params->exponents =
-      reinterpret_cast<const int32_t*>(static_cast<const char*>(packed) + tile_bytes_);
-  params->out = buffers.out;
-  params->channels_last = problem_.channels_last;
-  const auto address = reinterpret_cast<uintptr_t>(buffers.out);
-  params->out_phase = static_cast<int32_t>(address / 4 % shift::kSector);
-  params->pairs = params->out_phase % 2 == 0 && g.out_width % 2 == 0;
-  params->promotion = buffers.promotion;
-  params->promotion2 = 2.f * buffers.promotion - 1.f;
-  params->four_products = layout_.four_products();
-  std::copy(layout_.chunk_slab.begin(), layout_.chunk_slab.end(), params->chunk_slab);
-  std::copy(layout_.chunk_steps.begin(), layout_.chunk_steps.end(), params->chunk_steps);
-  std::copy(layout_.steps.begin(), layout_.steps.end(), params->steps);
-  return {};
-}
-
 /// Launches the kernel for the program that `params` has.
 Status ShiftPlan::multiply(shift::Params* params, void* stream) const noexcept {
   params->affine_steps = count_affine_steps(params->program);
@@ -295,7 +238,12 @@ Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcep
   }
   std::unique_ptr<shift::Params> params(new (std::nothrow) shift::Params);
   CUTFUSE_CHECK(params != nullptr, Code::kOutOfMemory, "no host memory for the launch");
-  if (Status status = bind(buffers, params.get()); !status.ok()) return status;
+  const void* packed = problem_.packed_weight ? buffers.packed : buffers.workspace;
+  const PackedWeight weight{packed, at<const int32_t>(packed, tile_bytes_)};
+  if (Status status = bind(problem_, policy_, layout_, device_, buffers, weight, params.get());
+      !status.ok()) {
+    return status;
+  }
   if (training()) {
     auto* partials = at<CountedMoments>(buffers.workspace, partials_);
     CUTFUSE_CUDA(cudaMemsetAsync(partials, 0, static_cast<size_t>(partial_bytes()),
@@ -304,7 +252,9 @@ Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcep
       return status;
     params->partials = partials;
     params->partial_count = partial_count_;
+    params->walk = layout_.walk(device_.sm_count, false);
     if (Status status = multiply(params.get(), stream); !status.ok()) return status;
+    params->walk = layout_.walk(device_.sm_count, true);
     params->partials = nullptr;
     params->program = DeviceProgram{};
     if (Status status = batch_norm::finalise(partials, partial_count_, problem_.conv.out_channels,

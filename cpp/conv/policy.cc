@@ -71,7 +71,8 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const double cycles = 2.0 * steps * (two ? 3.0 : 1.0) * std::max(n / 2.0, 32.0);
   const auto items = double(layout.busiest_items);
   const double stored = g.tile_blocks * n * g.weight_rows / 16.0 * ((g.warp_channels + 7) / 8);
-  const double promoted = two ? 2.0 * n * steps * (layout.four_products() ? 1.0 : 0.25) : 0.0;
+  const bool promotes = two && !shift::sums_at_once(policy.tile_n, policy.planes);
+  const double promoted = promotes ? 2.0 * n * steps * (layout.four_products() ? 0.5 : 0.25) : 0.0;
   const double few = n * policy.planes <= 128 ? 5.3e-4 : 0.0;  // accumulators
   const double tile =
       1.0 * g.chunks + (8.4e-4 + few) * cycles + 0.313 * items + 4e-4 * stored + 1.5e-3 * promoted;
@@ -83,7 +84,7 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   double factor = layout_factor * (n == 256 && resident(layout) ? 0.85 : 1.0);
   if (!two && !resident(layout)) factor *= 1.1;
   if (!two && !reads_ahead(policy, layout)) factor *= 1.05;
-  const int32_t walk = layout.walk(device.sm_count);
+  const int32_t walk = layout.walk(device.sm_count, true);
   const double walks = std::ceil(double(layout.tile_count) / walk);
   const double passes = problem.tail == Tail::kBatchNormTrain ? 2.0 : 1.0;
   return 12.0 + passes * std::ceil(walks / device.sm_count) * walk * tile * factor;

@@ -38,6 +38,45 @@ Status replace_tensor_map_address(CUtensorMap* map, const void* address) noexcep
   return {};
 }
 
+bool can_encode(const TensorBoxes& boxes) noexcept {
+  if (boxes.strides[0] != 1) return false;
+  if (reinterpret_cast<uintptr_t>(boxes.data) % 16 != 0) return false;
+  for (size_t i = 0; i < boxes.sizes.size(); ++i) {
+    if (boxes.box[i] > 256 || boxes.sizes[i] <= 0) return false;
+    const int64_t stride = boxes.strides[i];
+    if (i > 0 && boxes.sizes[i] > 1 && (stride <= 0 || stride % 4 != 0)) return false;
+    if (stride >= (int64_t(1) << 37)) return false;
+  }
+  return true;
+}
+
+Status encode_boxes(const TensorBoxes& boxes, CUtensorMap* map) noexcept {
+  static const auto encode =
+      reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry_point("cuTensorMapEncodeTiled"));
+  if (encode == nullptr) return no_entry_point("cuTensorMapEncodeTiled");
+  cuuint64_t sizes[5];
+  cuuint64_t strides[4];
+  cuuint32_t box[5];
+  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
+  for (size_t i = 0; i < 5; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(boxes.sizes[i]);
+    box[i] = static_cast<cuuint32_t>(boxes.box[i]);
+    // A dimension of one is never stepped along.
+    if (i > 0) {
+      strides[i - 1] = boxes.sizes[i] > 1 ? static_cast<cuuint64_t>(boxes.strides[i]) * 4 : 16;
+    }
+  }
+  const CUresult result =
+      encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<void*>(boxes.data), sizes, strides,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CUTFUSE_CHECK(result == CUDA_SUCCESS, Code::kCuda,
+                "cuTensorMapEncodeTiled refused an image of %lld x %lld (driver error %d)",
+                static_cast<long long>(boxes.sizes[0]), static_cast<long long>(boxes.sizes[1]),
+                static_cast<int>(result));
+  return {};
+}
+
 Status encode_output_map(const Matrix& out, int64_t rows, int64_t columns, int64_t count,
                          int64_t plane_stride, int box_rows, CUtensorMap* map) noexcept {
   using Encode = decltype(&cuTensorMapEncodeTiled);

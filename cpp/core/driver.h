@@ -4,6 +4,8 @@
 
 #include <cuda.h>
 
+#include <array>
+
 #include "cutfuse/status.h"
 #include "cutfuse/types.h"
 
@@ -17,5 +19,19 @@ Status replace_tensor_map_address(CUtensorMap* map, const void* address) noexcep
 /// address and both strides are multiples of 16 bytes.
 Status encode_output_map(const Matrix& out, int64_t rows, int64_t columns, int64_t count,
                          int64_t plane_stride, int box_rows, CUtensorMap* map) noexcept;
+
+/// A tensor of fp32, of which boxes are read: dimensions from the one whose values are next to each
+/// other on, strides in elements.
+struct TensorBoxes {
+  const void* data = nullptr;
+  std::array<int64_t, 5> sizes = {}, strides = {};
+  std::array<int32_t, 5> box = {};
+};
+
+/// Whether the strides and the address are such as a tensor map can have.
+bool can_encode(const TensorBoxes& boxes) noexcept;
+
+/// A tensor map that reads boxes; values outside of the tensor are zero.
+Status encode_boxes(const TensorBoxes& boxes, CUtensorMap* map) noexcept;
 
 }  // namespace cutfuse

@@ -178,6 +178,11 @@ KERNEL = [
     ConvCase(32, 32, (3, 3), (17, 19), 3, transposed=True, padding=1),
     ConvCase(32, 32, (3, 3), (20, 21), 2, transposed=True, groups=2, dilation=2),
     ConvCase(12, 24, (8, 8), (19, 13), 17),
+    # Read in pieces: rows of whole multiples of 16 bytes.
+    ConvCase(8, 64, (3, 3), (37, 128), 3),
+    ConvCase(24, 40, (3, 5), (31, 96), 2, padding=(2, 1)),
+    ConvCase(3, 96, (11, 11), (67, 224), 2, stride=4, padding=2),
+    ConvCase(16, 48, (3, 3), (27, 128), 2, stride=2, padding=1),
 ]
 # What no kernel takes: results of one pixel, transposed convolutions with strides.
 HANDED_OVER = [

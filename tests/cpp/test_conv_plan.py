@@ -167,10 +167,45 @@ def test_short_and_long_sums_at_ieee_are_left_to_pytorch(
 def test_every_compiled_policy_runs_a_founding_problem() -> None:
     for policy in _C.compiled_conv_policies():
         tier = "ieee" if policy.planes == 2 else "tf32"
-        plan = _C.make_conv_plan(problem(WIDER, tier), H200, policy)
+        at_once = policy.planes == 2 and policy.tile_n > 128
+        shape = BATCH_NORM if at_once else WIDER
+        plan = _C.make_conv_plan(problem(shape, tier), H200, policy)
         assert plan.policy == policy
         assert plan.packed_bytes > 0
         assert repr(policy).removeprefix("Conv") in plan.describe().replace("ConvP", "P")
+
+
+def test_short_sums_at_ieee_are_promoted_once() -> None:
+    """Where they are of few steps and of terms enough."""
+    assert "promoted once" in _C.make_conv_plan(problem(BATCH_NORM, "ieee"), H200).describe()
+    policy = _C.make_conv_plan(problem(BATCH_NORM, "ieee"), H200).policy
+    for shape, terms in ((WIDER, 144), ((128, 6, *BATCH_NORM[2:]), 54)):
+        assert "promoted once" not in _C.make_conv_plan(problem(shape, "ieee"), H200).describe()
+        with pytest.raises(NotImplementedError, match=f"sums of {terms} terms"):
+            _C.make_conv_plan(problem(shape, "ieee"), H200, policy)
+
+
+def resized(shape: tuple[Any, ...], width: int) -> tuple[Any, ...]:
+    return (*shape[:3], width, *shape[4:])
+
+
+@pytest.mark.parametrize(
+    ("shape", "tier", "pieces"),
+    [
+        (BATCH_NORM, "tf32", "x in 4 pieces of 2 rows"),
+        (BATCH_NORM, "ieee", "x in 4 pieces of 2 rows"),
+        (CONV2D, "tf32", "x in 3 pieces of 1 rows"),
+        (TRANSPOSED, "ieee", "x in 3 pieces of 1 rows"),
+        (TRANSPOSED, "tf32", None),  # they would be too small
+        (resized(BATCH_NORM, 127), "tf32", None),  # rows of no multiple of 16 bytes
+        (resized(CONV2D, 1024), "tf32", None),  # wider than a box
+    ],
+)
+def test_the_copy_engine_brings_x(shape: tuple[Any, ...], tier: str, pieces: str | None) -> None:
+    found = re.search(
+        r"x in \d+ pieces of \d+ rows", _C.make_conv_plan(problem(shape, tier), H200).describe()
+    )
+    assert (found and found[0]) == pieces
 
 
 def test_a_policy_that_is_not_compiled() -> None:

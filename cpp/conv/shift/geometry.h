@@ -23,19 +23,31 @@ inline constexpr int32_t kSector = 8;         // floats of a 32-byte sector
 // What the kernel's own tables take of shared memory.
 inline constexpr int32_t kControlBytes = 2048;  // of sm90/layout.cuh's Control
 inline constexpr int32_t kRowBytes = 16;        // of its RowConstants
-inline constexpr int32_t kLaneBytes = 8;        // of sm90/source.cuh's Lanes, of each lane-channel
+inline constexpr int32_t kLaneBytes = 12;       // of sm90/source.cuh's Lanes, of each lane-channel
 inline constexpr int32_t kSendsOfWarp = 16;     // stores of 16 bytes' description
 inline constexpr int32_t kSendBytes = 8 * kSendsOfWarp * 16;  // of all consumers' warps
 inline constexpr int32_t kMostAhead = 8;        // batches of a producer's warp on their way
+inline constexpr int32_t kMaxPieces = 8;        // of x on their way
 inline constexpr int32_t kRawItemBytes = 1024;  // of 32 pixels of eight lane-channels of x
 
+/// Whether sums of two planes have one set of accumulators, for want of registers: they are
+/// promoted once. That is as accurate as promised for few steps, and for terms enough that single
+/// truncations do not show (measured: 0.96 of the promise at 72 terms, 1.2 at 54).
+constexpr bool sums_at_once(int32_t tile_n, int32_t planes) { return planes == 2 && tile_n > 128; }
+inline constexpr int32_t kStepsAtOnce = 5;
+inline constexpr int32_t kTermsAtOnce = 64;
 /// Threads that read and convert: two warpgroups, unless the others' accumulators leave them too
 /// few registers.
 constexpr int32_t producers(int32_t tile_n, int32_t planes) {
-  return tile_n * planes == 256 ? 128 : 256;
+  return tile_n * (sums_at_once(tile_n, planes) ? 1 : planes) == 256 ? 128 : 256;
 }
 /// Whether a kernel has the registers to change the patch's scale between chunks of channels.
-constexpr bool takes_chunks(int32_t tile_n, int32_t planes) { return planes == 2 || tile_n <= 128; }
+constexpr bool takes_chunks(int32_t tile_n) { return tile_n <= 128; }
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int32_t round_up(int64_t a, int32_t b) {
+  return static_cast<int32_t>(ceil_div(a, b) * b);
+}
 
 /// n / divisor for 0 <= n < 2^31 by a multiplication.
 struct Divisor {
@@ -89,8 +101,14 @@ struct Geometry {
   int32_t together;     // groups of a pixel that a warp takes together: 1 or 2
   int32_t raw_depth;    // batches of each warp on their way
   int32_t group_warps;  // that share a pixel's groups
-  int32_t slabs;        // of the weight of one (group, m tile)
-  int32_t slab_ring;    // slabs in shared memory; >= slabs: they stay
+  // Pieces of x that the copy engine brings: some rows of the grid, one if there are strides, with
+  // all phases of some channels.
+  int32_t early;       // columns of x in a piece before its row of the grid
+  int32_t piece_rows;  // 0: it cannot
+  int32_t piece_channels, piece_bytes;
+  int32_t pieces;     // in shared memory
+  int32_t slabs;      // of the weight of one (group, m tile)
+  int32_t slab_ring;  // slabs in shared memory; >= slabs: they stay
 };
 
 /// Channel, row and column phase of lane-channel `q`; channel >= channels: padding.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "conv/shift/reading.h"
 #include "core/status.h"
 
 namespace cutfuse::conv::shift {
@@ -11,9 +12,6 @@ namespace {
 constexpr int64_t kMaxExtent = int64_t(1) << 30;
 constexpr int32_t kMaxRing = 64;     // slabs that Control has barriers for
 constexpr int32_t kReach = 1 << 18;  // bytes that a descriptor can name
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int32_t round_up(int64_t a, int32_t b) { return static_cast<int32_t>(ceil_div(a, b) * b); }
 
 void set_problem(const ConvProblem& p, Geometry* g) {
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
@@ -76,7 +74,7 @@ int32_t results_of_block(int32_t tile_n, const Geometry& g) {
   return results > 4 * kSector ? results / kSector * kSector : results / 2 * 2;
 }
 
-Status set_tiles(const ConvPolicy& policy, Geometry* g) noexcept {
+Status set_tiles(const ConvPolicy& policy, bool by_pieces, Geometry* g) noexcept {
   g->m_blocks = policy.m_blocks;
   g->tile_blocks = 2 / policy.m_blocks;
   const int64_t m_rows = int64_t(64) * policy.m_blocks;
@@ -96,13 +94,13 @@ Status set_tiles(const ConvPolicy& policy, Geometry* g) noexcept {
                   Code::kNotSupported, "a strip of %d columns and alignment exceed %d pixels",
                   policy.strip, policy.tile_n);
     // A block's last pixels, beyond the strip's, are of the next row.
-    g->pitch = round_up(policy.strip + kSector + g->reach_columns, 2);
+    set_pitch(by_pieces, policy.strip + kSector, g);
     g->block_outputs = policy.strip;
     g->blocks = static_cast<int32_t>(ceil_div(g->out_height, g->stack));
     span = int64_t(g->tile_blocks - 1) * g->stack * g->pitch;
   } else {
     g->strips = 1;
-    g->pitch = round_up(g->out_width + g->reach_columns, 2);
+    set_pitch(by_pieces, g->out_width, g);
     g->block_outputs = results_of_block(policy.tile_n, *g);
     CUTFUSE_CHECK(g->block_outputs > 0 && g->pitch >= kLanes, Code::kNotSupported,
                   "rows of %d pixels do not suit blocks of %d", g->out_width, policy.tile_n);
@@ -213,12 +211,16 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   const int64_t beyond = std::max<int64_t>(
       {int64_t(g.m_blocks * 64 - g.weight_rows) * 16,
        2048 + int64_t(g.m_blocks - 1) * 1024 - int64_t(g.weight_rows) * kRowStepBytes, 0});
+  const int64_t pieces =
+      g.piece_rows > 0 ? kFewestPieces * int64_t(round_up(piece_row_bytes(g), 128)) : 0;
+  int64_t raw = 0;
   const int64_t before = size;
   const auto spend = [&](int32_t boxes, int32_t depth) {
     size = before;
     s.staging_boxes = boxes;
     g.raw_depth = depth;
-    s.raw = take(int64_t(depth) * g.together * (threads / 32) * kRawItemBytes, 128);
+    raw = std::max(int64_t(depth) * g.together * (threads / 32) * kRawItemBytes, pieces);
+    s.raw = take(raw, 128);
     s.staging = take(boxes * box_bytes, 128);
     s.weights = take(0, 128);
     const int64_t left = (device.shared_bytes - size - beyond) / s.slab_bytes;
@@ -237,61 +239,23 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   CUTFUSE_CHECK(g.slab_ring >= std::min(g.slabs, 3), Code::kNotSupported,
                 "%lld bytes of shared memory are too few for %d patches of %d bytes and weights",
                 static_cast<long long>(device.shared_bytes), g.stages, s.stage_bytes);
+  CUTFUSE_CHECK(
+      !sums_at_once(policy.tile_n, policy.planes) ||
+          (layout->chunk_steps[0] <= kStepsAtOnce && g.slab_ring >= g.slabs &&
+           g.channels * g.kernel_h * g.kernel_w >= kTermsAtOnce),
+      Code::kNotSupported,
+      "sums of %d terms in %d steps: a tile of %d promotes once, for %d terms and more in "
+      "%d steps at most",
+      g.channels * g.kernel_h * g.kernel_w, layout->chunk_steps[0], policy.tile_n, kTermsAtOnce,
+      kStepsAtOnce);
+  set_pieces(raw, threads / 32 - 1, &g);
   s.total = static_cast<int32_t>(s.weights + int64_t(g.slab_ring) * s.slab_bytes + beyond);
   return {};
 }
 
-/// Pixels of the grid from a tile to the next.
-int64_t advance_of(const Geometry& g) {
-  const int64_t pixels = g.strip != 0
-                             ? int64_t(g.tile_blocks) * g.stack * g.pitch
-                             : int64_t(g.tile_blocks) * g.block_outputs * g.pitch / g.out_width;
-  return std::clamp<int64_t>(pixels, 1, g.patch);
-}
-
-/// Whether a block takes many tiles one below the other, and of each reads what the one above has
-/// not. Blocks that write next to each other serve DRAM better, unless they read much twice.
-bool rolls(const Geometry& g) {
-  const double in = double(g.batch) * g.channels * g.height * g.width;
-  const double out = double(g.batch) * g.out_channels * g.out_height * g.out_width;
-  const double twice = in * (double(g.patch) / double(advance_of(g)) - 1.0);
-  return g.chunks == 1 && g.tiles > 1 && twice > 0.2 * (in + out);
-}
-
-/// Divides the producers' warps between pixels and groups so that the busiest has least to do.
-void share_out(const ConvPolicy& policy, Layout* layout) {
-  Geometry& g = layout->g;
-  const int32_t warps = producers(policy.tile_n, policy.planes) / 32;
-  const int64_t pixels = rolls(g) ? advance_of(g) : g.patch;
-  layout->busiest_items = INT64_MAX;
-  for (int32_t group_warps = 1; group_warps <= std::min(warps, g.chunk_groups); group_warps *= 2) {
-    const int64_t items = ceil_div(ceil_div(pixels, 32), warps / group_warps) *
-                          ceil_div(g.chunk_groups, group_warps) * g.chunks;
-    if (items < layout->busiest_items) {
-      layout->busiest_items = items;
-      g.group_warps = group_warps;
-    }
-  }
-  g.together = g.chunk_groups > g.group_warps ? 2 : 1;
-}
-
-}  // namespace
-
-int32_t Layout::walk(int32_t sm_count) const {
-  if (g.chunks == 1 && !rolls(g)) return 1;
-  // The longest whose last round is nearly full; a strip's overlap is read again at each start.
-  const int64_t each = ceil_div(tile_count, sm_count);
-  for (int64_t walks = 1;; ++walks) {
-    const int64_t walk = ceil_div(each, walks);
-    if (walk <= 2 * g.tiles || walk == 1) return static_cast<int32_t>(walk);
-  }
-}
-
-namespace {
-
-/// With so many rows stacked.
-Status lay_out_stacked(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps& device,
-                       int32_t stack, Layout* layout) noexcept {
+/// With so many rows stacked, and x in pieces or not.
+Status lay_out_so(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps& device,
+                  int32_t stack, bool by_pieces, Layout* layout) noexcept {
   for (const int64_t size :
        {p.batch, p.channels, p.height * p.width, p.out_channels, p.out_height * p.out_width}) {
     CUTFUSE_CHECK(size < kMaxExtent, Code::kNotSupported,
@@ -309,11 +273,10 @@ Status lay_out_stacked(const ConvProblem& p, const ConvPolicy& policy, const Dev
   set_problem(p, &g);
   g.stack = stack;
   set_channels(policy, &g);
-  CUTFUSE_CHECK(
-      g.chunks == 1 || (g.chunks <= kMaxChunks && takes_chunks(policy.tile_n, policy.planes)),
-      Code::kNotSupported, "%d chunks of channels are too many for a tile of %d", g.chunks,
-      policy.tile_n);
-  if (Status status = set_tiles(policy, &g); !status.ok()) return status;
+  CUTFUSE_CHECK(g.chunks == 1 || (g.chunks <= kMaxChunks && takes_chunks(policy.tile_n)),
+                Code::kNotSupported, "%d chunks of channels are too many for a tile of %d",
+                g.chunks, policy.tile_n);
+  if (Status status = set_tiles(policy, by_pieces, &g); !status.ok()) return status;
   layout->shared.group_bytes = g.patch * 16;
   layout->shared.plane_bytes = g.chunk_groups * layout->shared.group_bytes;
   if (Status status = set_steps(layout); !status.ok()) return status;
@@ -322,6 +285,19 @@ Status lay_out_stacked(const ConvProblem& p, const ConvPolicy& policy, const Dev
   layout->tile_count = layout->outer() * g.batch * g.strips * g.tiles;
   CUTFUSE_CHECK(layout->tile_count < (int64_t(1) << 31), Code::kNotSupported, "%lld tiles",
                 static_cast<long long>(layout->tile_count));
+  return {};
+}
+
+Status lay_out_stacked(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps& device,
+                       int32_t stack, Layout* layout) noexcept {
+  Status status = lay_out_so(p, policy, device, stack, false, layout);
+  if (!status.ok() || p.dtype != DType::kFloat32) return status;
+  // Unless then the weights, which stayed, come through a ring.
+  Layout pieces;
+  if (lay_out_so(p, policy, device, stack, true, &pieces).ok() && pieces.g.piece_rows > 0 &&
+      (pieces.g.slab_ring >= pieces.g.slabs || layout->g.slab_ring < layout->g.slabs)) {
+    *layout = std::move(pieces);
+  }
   return {};
 }
 

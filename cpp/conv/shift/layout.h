@@ -22,10 +22,10 @@ struct Layout {
   /// Items of 32 pixels of eight lane-channels that the busiest producer warp has of a tile.
   int64_t busiest_items = 0;
 
-  /// Tiles that a block takes one after the other: as many as leave the blocks equal work.
-  int32_t walk(int32_t sm_count) const;
+  /// Tiles that a block takes one after the other: as many as leave the blocks equal work, or one.
+  int32_t walk(int32_t sm_count, bool stores) const;
   /// Whether sums are so short that single truncations show.
-  bool four_products() const { return g.lane_groups * g.kernel_h * g.kernel_w < 32; }
+  bool four_products() const { return g.lane_groups * g.kernel_h * g.kernel_w < 16; }
   int64_t outer() const { return int64_t(g.groups) * g.m_tiles; }
 };
 

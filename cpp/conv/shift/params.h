@@ -2,6 +2,8 @@
 /// The shift kernel's parameters, and the handle that launches it. No CUTLASS here.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
 
 #include "conv/shift/geometry.h"
@@ -48,6 +50,7 @@ struct SharedLayout {
 };
 
 struct Params {
+  CUtensorMap map;  // of x, where the copy engine brings it in pieces
   Geometry g;
   SharedLayout shared;
   Divisor pitch, out_width, m_tiles, tiles_of_outer, tiles_of_image, tiles_of_strip;
@@ -64,6 +67,8 @@ struct Params {
   bool phase_masks = false;         // so that 8, or each group of lanes, repeat them
   int32_t last_phase = 0;           // a power of two less one, or 0
   bool lane_pairs = false;          // two lane-channels, from an even one on, are one aligned load
+  bool in_pieces = false;           // x comes by the copy engine, else by each lane's own copies
+  int32_t lanes_together = 1;       // in a piece: lane-channels that are one load
   WeightView weight;                // to repair
   const void* packed = nullptr;     // [group, m tile][slab] tiles
   const int32_t* exponents = nullptr;  // [group, m tile][row], as RowExponent has them

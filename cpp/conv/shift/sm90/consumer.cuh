@@ -1,6 +1,6 @@
 /// \file
 /// Multiplies: every filter tap reads the same patch, shifted. At ieee the accumulator is promoted
-/// to a second fp32 register set every slab (64 of K), as in gemm/sm90/mainloop.cuh.
+/// to a second fp32 register set every slab (64 of K), as in gemm/sm90/mainloop.cuh, or sooner.
 #pragma once
 
 #include "conv/shift/sm90/layout.cuh"
@@ -115,13 +115,14 @@ template <int kN, int kPlanes, class Element>
 class Multiplier {
  public:
   static constexpr int kValues = kN / 2;
+  static constexpr bool kAtOnce = sums_at_once(kN, kPlanes);
 
   CUTLASS_DEVICE Multiplier(const Params& params, char* shared, Slabs& slabs)
       : p_(params),
         control_(*reinterpret_cast<Control*>(shared + params.shared.control)),
         patches_(shared_address(shared) + params.shared.patch),
         slabs_(slabs),
-        takes_turns_(kPlanes == 1 && params.takes_turns) {
+        takes_turns_(params.takes_turns) {
     if (takes_turns_ && threadIdx.x >= 128) pass_turn();
   }
 
@@ -144,12 +145,12 @@ class Multiplier {
       const int32_t here = control_.info[stage].exponent;
       finite = finite && control_.info[stage].finite;
       const int32_t change = chunk > 0 ? here - exponent : 0;
-      if constexpr (kPlanes == 1 && takes_chunks(kN, kPlanes)) rescale(v, change);
+      if constexpr (kPlanes == 1 && takes_chunks(kN)) rescale(v, change);
       exponent = here;
       const uint32_t patch = patches_ + stage * p_.shared.stage_bytes + first * 16;
-      wait_turn();
+      if constexpr (kPlanes == 1) wait_turn();
       multiply(v, chunk, patch, m_block, change);
-      pass_turn();
+      if constexpr (kPlanes == 1) pass_turn();
       __syncwarp();
       if (threadIdx.x % 32 == 0) Barrier::arrive(&control_.empty[stage]);
     }
@@ -193,41 +194,53 @@ class Multiplier {
     for (int i = 0; i < kValues; ++i) v[i] *= factor;
   }
 
+  /// The steps of a slab, or of several that lie one after the other: where their weights are, and
+  /// the patch's words. Instructions that follow each other without a loop cost a third of its
+  /// issue slots.
+  struct Steps {
+    uint32_t a, a_stride;
+    const uint32_t* words;
+    uint32_t patch;
+
+    CUTLASS_DEVICE uint32_t weight(int step) const { return a + step * a_stride; }
+    CUTLASS_DEVICE uint32_t pixels(int step) const { return words[step] + patch; }
+  };
+
+  CUTLASS_DEVICE Steps steps_of(int32_t slab, uint32_t weights, uint32_t patch) const {
+    return {operand_word(weights, plane_bytes() / 2), kPlanes * plane_bytes() >> 4,
+            &p_.steps[slab * kSlabSteps], patch >> 4};
+  }
+
   CUTLASS_DEVICE void multiply(float (&v)[kValues], int32_t chunk, uint32_t patch, int32_t m_block,
                                int32_t change) {
     const int32_t first = p_.chunk_slab[chunk];
     const int32_t steps = p_.chunk_steps[chunk];
-    const uint32_t step_bytes = kPlanes * plane_bytes();
     // Slabs that stay lie one after the other; they are one piece, unless promotion divides it.
-    const int32_t piece = kPlanes == 1 && slabs_.stay() ? steps : kSlabSteps;
-    if constexpr (kPlanes == 1) fence(v);
+    const int32_t piece = kAtOnce || (kPlanes == 1 && slabs_.stay()) ? steps : kSlabSteps;
+    if constexpr (kPlanes == 1) {
+      fence(v);
+    } else if constexpr (!kAtOnce) {
+      if (change != 0) rescale(v, change);
+    }
     int32_t held = 0;  // slabs not yet released
     for (int32_t done = 0; done < steps; done += piece) {
       const int32_t count = min(steps - done, piece);
       const int32_t slab = first + done / kSlabSteps;
-      const uint32_t weights = slabs_.wait(slab, count) + m_block * 64 * 16;
+      const Steps these = steps_of(slab, slabs_.wait(slab, count) + m_block * 64 * 16, patch);
       if constexpr (kPlanes == 1) {
-        const uint32_t* words = &p_.steps[slab * kSlabSteps];
-        uint32_t a = operand_word(weights, plane_bytes() / 2);
-        uint32_t b = words[0] + (patch >> 4);
-#pragma unroll 1
-        for (int32_t i = 1; i <= count; ++i) {
-          const uint32_t next = words[i] + (patch >> 4);  // the table has one more
-          cute::warpgroup_arrive();
-          Mma::run(v, a, b, true);
-          cute::warpgroup_commit_batch();
-          a += step_bytes >> 4;
-          b = next;
-        }
+        add(v, these, count);
         ++held;
         if (held > 1 && count == kSlabSteps) {  // then those before are done
-          cute::warpgroup_wait<kSlabSteps>();
+          cute::warpgroup_wait<1>();
           slabs_.release();
           --held;
         }
       } else {
-        const float keep = done == 0 ? power_of_two(max(min(change, 126), -126)) : 1.f;
-        multiply_planes(v, slab, count, weights, patch, keep);
+        const float factor = kAtOnce            ? p_.promotion2
+                             : p_.four_products ? 1.f
+                             : slab % 3 == 0    ? p_.promotion
+                                                : p_.promotion2;
+        add_planes(v, these, count, factor);
         slabs_.release();
       }
     }
@@ -239,52 +252,100 @@ class Multiplier {
     }
   }
 
-  /// v = keep * v + one slab's products at ieee. The small ones come first, as the accumulator
-  /// truncates at the size of what it holds. In short sums single truncations show: there the
-  /// fourth product is added and each step of the large one promoted alone. One loop serves both:
-  /// wgmma in branches would be serialised.
-  CUTLASS_DEVICE void multiply_planes(float (&v)[kValues], int32_t slab, int32_t count,
-                                      uint32_t weights, uint32_t patch, float keep) {
-    const bool four = p_.four_products;
-    const uint32_t low_weights = weights + plane_bytes();
-    const uint32_t low_patch = patch + p_.shared.plane_bytes;
-    const int32_t rounds = four ? count + 1 : 1;
-    const float factor = four ? 1.f : slab % 3 == 0 ? p_.promotion : p_.promotion2;
+  /// v += `count` steps, one group of instructions for each kSlabSteps of them.
+  CUTLASS_DEVICE static void add(float (&v)[kValues], Steps steps, int32_t count) {
 #pragma unroll 1
-    for (int32_t round = 0; round < rounds; ++round) {
-      const int32_t cross = round == 0 ? count : 0;
-      float sum[kValues];
-      bool started = false;
-      fence(sum);
-      add(sum, started, slab, 0, cross, low_weights, patch);
-      add(sum, started, slab, 0, four ? cross : 0, low_weights, low_patch);
-      add(sum, started, slab, 0, cross, weights, low_patch);
-      add(sum, started, slab, max(round - 1, 0), four ? round : count, weights, patch);
-      cute::warpgroup_wait<0>();
-      fence(sum);
+    for (; count >= kSlabSteps; count -= kSlabSteps) {
+      cute::warpgroup_arrive();
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kValues; ++i) v[i] = fmaf(sum[i], factor, keep * v[i]);
-      keep = 1.f;
+      for (int i = 0; i < kSlabSteps; ++i) Mma::run(v, steps.weight(i), steps.pixels(i), true);
+      cute::warpgroup_commit_batch();
+      steps.a += kSlabSteps * steps.a_stride;
+      steps.words += kSlabSteps;
+    }
+#pragma unroll 1
+    for (; count > 0; --count) {
+      cute::warpgroup_arrive();
+      Mma::run(v, steps.weight(0), steps.pixels(0), true);
+      cute::warpgroup_commit_batch();
+      steps.a += steps.a_stride;
+      ++steps.words;
     }
   }
 
-  /// sum (+)= weights at `weight` times the patch at `from`, steps begin ... end - 1 of a slab.
-  CUTLASS_DEVICE void add(float (&sum)[kValues], bool& started, int32_t slab, int32_t begin,
-                          int32_t end, uint32_t weight, uint32_t from) {
-    const uint32_t step_bytes = kPlanes * plane_bytes();
-    const uint32_t* words = &p_.steps[slab * kSlabSteps];
-    uint32_t a = operand_word(weight + begin * step_bytes, plane_bytes() / 2);
-    uint32_t b = words[begin] + (from >> 4);
-#pragma unroll 1
-    for (int32_t i = begin + 1; i <= end; ++i) {
-      const uint32_t next = words[i] + (from >> 4);  // the table has one more
-      cute::warpgroup_arrive();
-      Mma::run(sum, a, b, started);
-      cute::warpgroup_commit_batch();
-      started = true;
-      a += step_bytes >> 4;
-      b = next;
+  /// v += one slab's products at ieee. In short sums single truncations show: there the fourth
+  /// product is added, and no more than two steps of the large one are promoted at once.
+  CUTLASS_DEVICE void add_planes(float (&v)[kValues], const Steps& steps, int32_t count,
+                                 float factor) {
+    const auto slab = [&](auto counted) {
+      constexpr int kCount = decltype(counted)::value;
+      constexpr int kOnce = std::min(kCount, 2);
+      if (!kAtOnce && p_.four_products) {
+        promote<0, kOnce, kCount, 4>(v, steps, factor);
+        if constexpr (kCount > kOnce) promote<kOnce, kCount, 0, 4>(v, steps, factor);
+      } else {
+        promote<0, kCount, kCount, 3>(v, steps, factor);
+      }
+    };
+    static_assert(kSlabSteps == 4);
+    switch (count) {
+      case 1:
+        slab(cute::Int<1>{});
+        break;
+      case 2:
+        slab(cute::Int<2>{});
+        break;
+      case 3:
+        slab(cute::Int<3>{});
+        break;
+      case 4:
+        slab(cute::Int<4>{});
+        break;
+      default:
+        if constexpr (kAtOnce) slab(cute::Int<kStepsAtOnce>{});
     }
+  }
+
+  /// v += factor * (the small products of the first kSmall steps, then the large ones of kBegin ...
+  /// kEnd - 1).
+  template <int kBegin, int kEnd, int kSmall, int kProducts>
+  CUTLASS_DEVICE void promote(float (&v)[kValues], const Steps& steps, float factor) {
+    if constexpr (kAtOnce) {
+      sum_up<kBegin, kEnd, kSmall, kProducts>(v, steps);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kValues; ++i) v[i] *= factor;
+    } else {
+      float sum[kValues];
+      sum_up<kBegin, kEnd, kSmall, kProducts>(sum, steps);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kValues; ++i) v[i] = fmaf(sum[i], factor, v[i]);
+    }
+  }
+
+  /// The small ones first: the accumulator truncates at the size of what it holds.
+  template <int kBegin, int kEnd, int kSmall, int kProducts>
+  CUTLASS_DEVICE void sum_up(float (&sum)[kValues], const Steps& steps) {
+    const uint32_t low_weight = plane_bytes() >> 4;
+    const uint32_t low_patch = uint32_t(p_.shared.plane_bytes) >> 4;
+    wait_turn();
+    fence(sum);
+    cute::warpgroup_arrive();
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kSmall; ++i) {
+      Mma::run(sum, steps.weight(i) + low_weight, steps.pixels(i), i > 0);
+      Mma::run(sum, steps.weight(i), steps.pixels(i) + low_patch, true);
+      if constexpr (kProducts == 4) {
+        Mma::run(sum, steps.weight(i) + low_weight, steps.pixels(i) + low_patch, true);
+      }
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = kBegin; i < kEnd; ++i) {
+      Mma::run(sum, steps.weight(i), steps.pixels(i), kSmall > 0 || i > kBegin);
+    }
+    cute::warpgroup_commit_batch();
+    pass_turn();
+    cute::warpgroup_wait<0>();
+    fence(sum);
   }
 };
 

@@ -26,7 +26,7 @@ struct Registers {
   static_assert((kWide ? 1 : 2) * kProducer + 2 * kConsumer <= (kWide ? 3 * 168 : 4 * 128));
 };
 
-CUTLASS_DEVICE void prepare_control(const Params& p, char* shared) {
+CUTLASS_DEVICE void prepare_control(const Params& p, char* shared, int producer_warps) {
   auto& control = *reinterpret_cast<Control*>(shared + p.shared.control);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxStages; ++i) {
@@ -36,6 +36,10 @@ CUTLASS_DEVICE void prepare_control(const Params& p, char* shared) {
     for (int i = 0; i < min(p.g.slab_ring, p.g.slabs); ++i) {
       Barrier::init(&control.slab_full[i], 1);
       Barrier::init(&control.slab_empty[i], kConsumerWarps);
+    }
+    for (int i = 0; i < kMaxPieces; ++i) {
+      Barrier::init(&control.piece_full[i], 1);
+      Barrier::init(&control.piece_empty[i], producer_warps - 1);
     }
     for (int i = 0; i < 3; ++i) control.largest[i] = 0;
     cutlass::arch::fence_barrier_init();
@@ -112,7 +116,7 @@ __global__ void __launch_bounds__(kConsumers + producers(kN, kPlanes), 1)
     shift_kernel(const __grid_constant__ Params params) {
   constexpr int kProducers = producers(kN, kPlanes);
   extern __shared__ __align__(1024) char shared[];
-  prepare_control(params, shared);
+  prepare_control(params, shared, kProducers / 32);
   cutlass::arch::fence_view_async_shared();
   __syncthreads();
   cutlass::arch::wait_on_dependent_grids();

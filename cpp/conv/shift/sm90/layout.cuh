@@ -168,6 +168,8 @@ struct SlabsAhead {
 struct Control {
   uint64_t full[kMaxStages];   // a patch is there
   uint64_t empty[kMaxStages];  // nobody reads it any more
+  uint64_t piece_full[kMaxPieces];
+  uint64_t piece_empty[kMaxPieces];
   uint64_t slab_full[kMaxRing];
   uint64_t slab_empty[kMaxRing];
   PatchInfo info[kMaxStages];

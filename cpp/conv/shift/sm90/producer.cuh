@@ -6,7 +6,7 @@
 
 #include <cuda_fp16.h>
 
-#include "conv/shift/sm90/source.cuh"
+#include "conv/shift/sm90/pieces.cuh"
 #include "program/fold.cuh"
 
 namespace cutfuse::conv::shift::sm90 {
@@ -19,25 +19,31 @@ class Producer {
         shared_(shared),
         control_(*reinterpret_cast<Control*>(shared + params.shared.control)),
         thread_(int(threadIdx.x) - kConsumers),
-        share_(params, thread_, kProducers / 32),
-        reader_(params, shared, share_) {}
+        threads_(kProducers - (params.in_pieces ? 32 : 0)) {}
 
   CUTLASS_DEVICE void run() {
-    Turn turn;
-    int32_t slot = 0;
-    bool first_round = true;
+    if (p_.in_pieces) {
+      if (thread_ < threads_) {
+        PieceReader<kProducers / 32 - 1> reader(p_, shared_, thread_);
+        fill_all([&](const Patches& patches, int32_t stage) {
+          return convert_pieces(reader, patches, stage);
+        });
+      } else if (thread_ == threads_) {
+        bring_pieces(p_, shared_);
+      }
+      return;
+    }
+    const Share share(p_, thread_, kProducers / 32);
+    Reader reader(p_, shared_, share);
     if (p_.g.together == 2) {
-      reader_.start<2>();
+      reader.template start<2>();
     } else {
-      reader_.start<1>();
+      reader.template start<1>();
     }
-    for (Patches patches(p_); patches.more(p_); patches.next(p_)) {
-      if (!first_round) Barrier::wait(&control_.empty[turn.stage], turn.phase ^ 1);
-      fill(patches, turn.stage, slot);
-      turn.next(p_.g.stages);
-      if (turn.stage == 0) first_round = false;
-      slot = slot == 2 ? 0 : slot + 1;
-    }
+    fill_all([&](const Patches& patches, int32_t stage) {
+      return p_.g.together == 2 ? convert<2>(reader, share, patches, stage)
+                                : convert<1>(reader, share, patches, stage);
+    });
   }
 
  private:
@@ -45,8 +51,7 @@ class Producer {
   char* shared_;
   Control& control_;
   int thread_;
-  Share share_;
-  Reader reader_;
+  int threads_;            // that convert
   int32_t exponent_ = 13;  // good for magnitudes up to 4
   bool finite_ = true;     // the patch before, as far as is known
 
@@ -57,15 +62,31 @@ class Producer {
     return largest < INFINITY && (largest >= kLowest || exponent_ >= 126);
   }
 
-  CUTLASS_DEVICE void fill(const Patches& patches, int32_t stage, int32_t slot) {
+  /// Fills the ring of stages; convert(patches, stage) writes a patch's new pixels with exponent_
+  /// and returns the largest magnitude that this thread wrote.
+  template <class Convert>
+  CUTLASS_DEVICE void fill_all(const Convert& convert) {
+    Turn turn;
+    int32_t slot = 0;
+    bool first_round = true;
+    for (Patches patches(p_); patches.more(p_); patches.next(p_)) {
+      if (!first_round) Barrier::wait(&control_.empty[turn.stage], turn.phase ^ 1);
+      fill(patches, turn.stage, slot, convert);
+      turn.next(p_.g.stages);
+      if (turn.stage == 0) first_round = false;
+      slot = slot == 2 ? 0 : slot + 1;
+    }
+  }
+
+  template <class Convert>
+  CUTLASS_DEVICE void fill(const Patches& patches, int32_t stage, int32_t slot,
+                           const Convert& convert) {
     const bool native = p_.dtype != DType::kFloat32;
     if (native) exponent_ = 0;
     PatchInfo& info = control_.info[stage];
     if (thread_ < p_.g.tile_blocks) describe(patches, thread_, info);
     copy(stage, patches.advance, patches.begin);
-    const float written =
-        p_.g.together == 2 ? convert<2>(patches, stage) : convert<1>(patches, stage);
-    float largest = agree(written, slot, false);
+    float largest = agree(convert(patches, stage), slot, false);
     if (!native && !fits(largest) && !(largest == 0.f && is_padding(patches))) {
       named_sync();
       const float magnitude = agree(measure(patches), slot, true);
@@ -105,7 +126,7 @@ class Producer {
     char* patches = shared_ + p_.shared.patch;
     const int32_t bytes = p_.shared.group_bytes;
     const int32_t blocks = kPlanes * p_.g.chunk_groups;
-    for (int32_t i = thread_; i < count; i += kProducers) {
+    for (int32_t i = thread_; i < count; i += threads_) {
       const char* from = patches + before * p_.shared.stage_bytes + (i + advance) * 16;
       char* to = patches + stage * p_.shared.stage_bytes + i * 16;
 #pragma unroll 4
@@ -115,8 +136,8 @@ class Producer {
     }
   }
 
-  CUTLASS_DEVICE static void named_sync() {
-    cutlass::arch::NamedBarrier::sync(kProducers, kProducerBarrier);
+  CUTLASS_DEVICE void named_sync() const {
+    cutlass::arch::NamedBarrier::sync(threads_, kProducerBarrier);
   }
 
   /// Waits for all threads. The largest of their values, which are not negative; a NaN counts as
@@ -138,23 +159,34 @@ class Producer {
     return shared_ + p_.shared.patch + stage * p_.shared.stage_bytes;
   }
 
-  /// Converts the patch's new pixels with exponent_, kBatch groups of a pixel at a time; returns
-  /// the largest magnitude this thread wrote.
+  CUTLASS_DEVICE float convert_pieces(PieceReader<kProducers / 32 - 1>& reader,
+                                      const Patches& patches, int32_t stage) const {
+    const float scale = power_of_two(exponent_);
+    __half2 largest = __float2half2_rn(0.f);
+    char* to = plane(stage);
+    reader.for_patch(patches, [&](const float (&v)[kLanes], int32_t pixel, int32_t group) {
+      store(v, scale, to + group * p_.shared.group_bytes + pixel * 16, largest);
+    });
+    return magnitude_of(largest);
+  }
+
+  /// kBatch groups of a pixel at a time.
   template <int kBatch>
-  CUTLASS_DEVICE float convert(const Patches& patches, int32_t stage) {
+  CUTLASS_DEVICE float convert(Reader& reader, const Share& share, const Patches& patches,
+                               int32_t stage) const {
     const float scale = power_of_two(exponent_);
     const int32_t groups = patches.groups(p_);
     const int32_t patch = p_.g.patch;
     const int32_t distance = p_.g.group_warps * p_.shared.group_bytes;
     __half2 largest = __float2half2_rn(0.f);
-    for (int32_t pixel = patches.begin + share_.pixel; pixel - share_.lane < patch;
-         pixel += share_.pixel_stride) {
-      char* to = plane(stage) + share_.group * p_.shared.group_bytes + pixel * 16;
+    for (int32_t pixel = patches.begin + share.pixel; pixel - share.lane < patch;
+         pixel += share.pixel_stride) {
+      char* to = plane(stage) + share.group * p_.shared.group_bytes + pixel * 16;
 #pragma unroll 1
-      for (int32_t group = share_.group; group < groups;
+      for (int32_t group = share.group; group < groups;
            group += kBatch * p_.g.group_warps, to += kBatch * distance) {
         float v[kBatch][kLanes];
-        reader_.take<kBatch>(v);
+        reader.take<kBatch>(v);
         if (pixel < patch) {
           CUTLASS_PRAGMA_UNROLL
           for (int i = 0; i < kBatch; ++i) {
@@ -163,7 +195,7 @@ class Producer {
             }
           }
         }
-        reader_.issue<kBatch>();
+        reader.issue<kBatch>();
       }
     }
     return magnitude_of(largest);
@@ -199,7 +231,7 @@ class Producer {
     const char* image = image_of(p_, patches.tile);
     const int32_t groups = patches.groups(p_);
 #pragma unroll 1
-    for (int32_t pixel = thread_; pixel < p_.g.patch; pixel += kProducers) {
+    for (int32_t pixel = thread_; pixel < p_.g.patch; pixel += threads_) {
       const Source source = locate(p_, patches.tile.strip, patches.flat + pixel);
 #pragma unroll 1
       for (int32_t group = 0; group < groups; ++group) {

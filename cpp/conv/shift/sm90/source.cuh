@@ -17,7 +17,8 @@ class Lanes {
 
   CUTLASS_DEVICE Lanes(const Params& p, char* shared)
       : bytes_(reinterpret_cast<uint32_t*>(shared + p.shared.lanes)),
-        phases_(reinterpret_cast<Phase*>(bytes_ + p.g.lane_groups * kLanes)) {}
+        phases_(reinterpret_cast<Phase*>(bytes_ + p.g.lane_groups * kLanes)),
+        in_piece_(reinterpret_cast<int32_t*>(phases_ + p.g.lane_groups * kLanes)) {}
 
   /// Fills the tables; all threads of the block.
   CUTLASS_DEVICE void prepare(const Params& p) {
@@ -27,6 +28,7 @@ class Lanes {
                   uint32_t(lane.phase_w) * p.column_bytes;
       phases_[q] = {int16_t(lane.channel < p.g.channels ? lane.phase_h : INT16_MIN),
                     int16_t(lane.phase_w)};
+      in_piece_[q] = place_in_piece(p.g, q);
     }
   }
   CUTLASS_DEVICE uint32_t bytes(int32_t q) const { return bytes_[q]; }
@@ -37,10 +39,30 @@ class Lanes {
     *reinterpret_cast<uint4*>(&of[0]) = from[0];
     *reinterpret_cast<uint4*>(&of[4]) = from[1];
   }
+  /// Of eight, in a piece of x.
+  CUTLASS_DEVICE void in_piece(int32_t first, int32_t (&of)[kLanes]) const {
+    const auto* from = reinterpret_cast<const int4*>(in_piece_ + first);
+    *reinterpret_cast<int4*>(&of[0]) = from[0];
+    *reinterpret_cast<int4*>(&of[4]) = from[1];
+  }
 
  private:
   uint32_t* bytes_;
   Phase* phases_;
+  int32_t* in_piece_;
+
+  /// Bytes from a pixel's phase (0, 0) to lane-channel `q` of those that a piece has. One without a
+  /// channel has zero weights: it reads another's.
+  CUTLASS_DEVICE static int32_t place_in_piece(const Geometry& g, int32_t q) {
+    LaneChannel lane = lane_channel(g, q);
+    if (g.phase_channels != 0) {
+      const int32_t phase = q / kLanes;
+      lane = {q % kLanes, phase / g.phases_w, phase % g.phases_w};
+    }
+    if (lane.channel >= g.piece_channels) return 0;
+    const int32_t row = lane.channel * g.piece_rows * g.phases_h + lane.phase_h;
+    return (row * g.pitch * g.stride_w + lane.phase_w) * 4;
+  }
 };
 
 /// A pixel of a patch in one image of x: where, and whether it and its phases are inside.

@@ -1,0 +1,20 @@
+/// \file
+/// A laid-out problem and its buffers -> the shift kernel's parameters.
+#pragma once
+
+#include "conv/policy.h"
+
+namespace cutfuse::conv {
+
+/// A packed weight in device memory.
+struct PackedWeight {
+  const void* tiles = nullptr;
+  const int32_t* exponents = nullptr;
+};
+
+/// All but the program and statistics' partials. kNotSupported if an image of x spans too much.
+Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shift::Layout& layout,
+            const DeviceProps& device, const ConvBuffers& buffers, const PackedWeight& packed,
+            shift::Params* params) noexcept;
+
+}  // namespace cutfuse::conv

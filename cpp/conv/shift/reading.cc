@@ -1,0 +1,100 @@
+/// \file
+#include "conv/shift/reading.h"
+
+#include <algorithm>
+
+namespace cutfuse::conv::shift {
+namespace {
+
+constexpr int32_t kMaxBox = 256;  // elements of a box along a dimension
+
+/// Pixels of the grid from a tile to the next.
+int64_t advance_of(const Geometry& g) {
+  const int64_t pixels = g.strip != 0
+                             ? int64_t(g.tile_blocks) * g.stack * g.pitch
+                             : int64_t(g.tile_blocks) * g.block_outputs * g.pitch / g.out_width;
+  return std::clamp<int64_t>(pixels, 1, g.patch);
+}
+
+/// Whether a block takes many tiles one below the other, and of each reads what the one above has
+/// not. Blocks that write next to each other serve DRAM better, unless they read much twice.
+bool rolls(const Geometry& g) {
+  const double in = double(g.batch) * g.channels * g.height * g.width;
+  const double out = double(g.batch) * g.out_channels * g.out_height * g.out_width;
+  const double twice = in * (double(g.patch) / double(advance_of(g)) - 1.0);
+  return g.chunks == 1 && g.tiles > 1 && twice > 0.2 * (in + out);
+}
+
+}  // namespace
+
+void set_pitch(bool by_pieces, int32_t columns, Geometry* g) {
+  constexpr int32_t kVector = 4;  // floats of 16 bytes
+  g->pitch = round_up(columns + g->reach_columns, 2);
+  g->piece_rows = 0;
+  const int32_t early = ((-g->pad_w) % kVector + kVector) % kVector;
+  const int32_t pitch = round_up(columns + g->reach_columns + ceil_div(early, g->stride_w),
+                                 g->stride_w % 2 == 0 ? 2 : kVector);
+  const int32_t phases = g->phases_h * g->phases_w;
+  const bool few = g->phase_channels == 0;
+  if (!by_pieces || g->width % kVector != 0 || pitch * g->stride_w > kMaxBox ||
+      (pitch - g->pitch) * 8 > g->pitch || (g->chunks > 1 && phases > 1) ||
+      (few && g->channels > 4 * kLanes)) {
+    return;
+  }
+  g->pitch = pitch;
+  g->early = early;
+  g->piece_rows = 1;
+  g->piece_channels = few ? g->channels : kLanes;
+}
+
+int64_t piece_row_bytes(const Geometry& g) {
+  return int64_t(4) * g.pitch * g.stride_w * g.phases_h * g.piece_channels;
+}
+
+/// The copy engine takes its time, so there are kFewestPieces at least, and each has more than an
+/// item of 32 pixels of a group for each of the `warps` that convert it: smaller ones were up to
+/// twice as slow as the lanes' own copies.
+void set_pieces(int64_t room, int32_t warps, Geometry* g) {
+  if (g->piece_rows == 0) return;
+  const int64_t row_bytes = piece_row_bytes(*g);
+  const int32_t whole = g->strip == 0 ? 1 : 0;  // rows that begin and end within a patch
+  const int64_t rows = ceil_div(rolls(*g) ? advance_of(*g) : int64_t(g->patch), g->pitch) + whole;
+  const int32_t groups = g->phase_channels == 0 ? g->lane_groups : g->phases_h * g->phases_w;
+  for (int64_t divided = 1; divided <= rows; ++divided) {
+    g->piece_rows = g->stride_h > 1 ? 1 : static_cast<int32_t>(ceil_div(rows, divided));
+    g->piece_bytes = round_up(g->piece_rows * row_bytes, 128);
+    g->pieces = static_cast<int32_t>(std::min<int64_t>(room / g->piece_bytes, kMaxPieces));
+    const int64_t items = ceil_div(int64_t(g->piece_rows) * g->pitch, 32) * groups;
+    if (4 * items < 5 * warps) break;
+    if (g->pieces >= kFewestPieces && g->piece_rows <= kMaxBox) return;
+  }
+  g->piece_rows = 0;
+}
+
+void share_out(const ConvPolicy& policy, Layout* layout) {
+  Geometry& g = layout->g;
+  const int32_t warps = producers(policy.tile_n, policy.planes) / 32;
+  const int64_t pixels = rolls(g) ? advance_of(g) : g.patch;
+  layout->busiest_items = INT64_MAX;
+  for (int32_t group_warps = 1; group_warps <= std::min(warps, g.chunk_groups); group_warps *= 2) {
+    const int64_t items = ceil_div(ceil_div(pixels, 32), warps / group_warps) *
+                          ceil_div(g.chunk_groups, group_warps) * g.chunks;
+    if (items < layout->busiest_items) {
+      layout->busiest_items = items;
+      g.group_warps = group_warps;
+    }
+  }
+  g.together = g.chunk_groups > g.group_warps ? 2 : 1;
+}
+
+int32_t Layout::walk(int32_t sm_count, bool stores) const {
+  if (g.chunks == 1 && stores && !rolls(g)) return 1;
+  // The longest whose last round is nearly full; a strip's overlap is read again at each start.
+  const int64_t each = ceil_div(tile_count, sm_count);
+  for (int64_t walks = 1;; ++walks) {
+    const int64_t walk = ceil_div(each, walks);
+    if (walk <= 2 * g.tiles || walk == 1) return static_cast<int32_t>(walk);
+  }
+}
+
+}  // namespace cutfuse::conv::shift

@@ -1,0 +1,165 @@
+/// \file
+/// x by the copy engine: pieces of a patch, some rows of the grid of some channels, that one warp
+/// has brought to a ring in shared memory. A row there is as long as the grid's, so that pixels
+/// that follow each other in the grid do so there.
+#pragma once
+
+#include "conv/shift/sm90/source.cuh"
+
+namespace cutfuse::conv::shift::sm90 {
+
+/// The pieces of a patch, in order.
+class Pieces {
+ public:
+  CUTLASS_DEVICE Pieces(const Params& p, const Patches& patches) : p_(p), patches_(patches) {
+    const Geometry& g = p.g;
+    first_ = p.pitch.divide(patches.flat + patches.begin);
+    last_ = p.pitch.divide(patches.flat + g.patch - 1);
+    row_ = first_;
+    blocks_ = g.phase_channels == 0                        ? 1
+              : g.lane_groups == g.phase_channels / kLanes ? patches.groups(p)
+                                                           : g.phase_channels / kLanes;
+  }
+
+  CUTLASS_DEVICE bool more() const { return block_ < blocks_; }
+  CUTLASS_DEVICE void next() {
+    row_ += p_.g.piece_rows;
+    if (row_ > last_) {
+      row_ = first_;
+      ++block_;
+    }
+  }
+
+  /// First row of the grid.
+  CUTLASS_DEVICE int32_t row() const { return row_; }
+  /// Its channels are those from kLanes * block() on, of the chunk; or all.
+  CUTLASS_DEVICE int32_t block() const { return block_; }
+  /// Where its first pixel lies in the patch, perhaps before it.
+  CUTLASS_DEVICE int32_t offset() const { return row_ * p_.g.pitch - patches_.flat; }
+
+ private:
+  const Params& p_;
+  const Patches& patches_;
+  int32_t first_, last_, row_;
+  int32_t block_ = 0, blocks_;
+};
+
+/// Brings all pieces, in order; one thread.
+CUTLASS_DEVICE void bring_pieces(const Params& p, char* shared) {
+  const Geometry& g = p.g;
+  auto& control = *reinterpret_cast<Control*>(shared + p.shared.control);
+  const uint32_t ring = shared_address(shared) + p.shared.raw;
+  const uint32_t bytes =
+      g.piece_rows * g.phases_h * g.pitch * g.stride_w * g.piece_channels * sizeof(float);
+  Turn turn;
+  bool first_round = true;
+  for (Patches patches(p); patches.more(p); patches.next(p)) {
+    const int32_t group = p.m_tiles.divide(patches.tile.outer);
+    const int32_t x = patches.tile.strip * g.strip * g.stride_w - g.pad_w - g.early;
+    for (Pieces pieces(p, patches); pieces.more(); pieces.next()) {
+      if (!first_round) Barrier::wait(&control.piece_empty[turn.stage], turn.phase ^ 1);
+      uint64_t* full = &control.piece_full[turn.stage];
+      TransactionBarrier::arrive_and_expect_tx(full, bytes);
+      const int32_t channel =
+          g.phase_channels == 0 ? 0 : (patches.first_group(p) + pieces.block()) * kLanes;
+      asm volatile(
+          "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
+          "{%3, %4, %5, %6, %7}], [%2];" ::"r"(ring + turn.stage * g.piece_bytes),
+          "l"(&p.map), "r"(shared_address(full)), "r"(x), "r"(pieces.row() * g.stride_h - g.pad_h),
+          "r"(channel), "r"(group), "r"(patches.tile.image)
+          : "memory");
+      turn.next(g.pieces);
+      if (turn.stage == 0) first_round = false;
+    }
+  }
+}
+
+/// Converts pieces with `kWarps` warps, each some of 32 pixels of a group at a time.
+template <int kWarps>
+class PieceReader {
+ public:
+  CUTLASS_DEVICE PieceReader(const Params& params, char* shared, int thread)
+      : p_(params),
+        control_(*reinterpret_cast<Control*>(shared + params.shared.control)),
+        lanes_(params, shared),
+        ring_(shared + params.shared.raw),
+        warp_(thread / 32),
+        lane_(thread % 32) {}
+
+  /// body(values, pixel of the patch, group of the chunk) for this thread's new pixels of a patch.
+  template <class Body>
+  CUTLASS_DEVICE void for_patch(const Patches& patches, const Body& body) {
+    switch (p_.lanes_together) {
+      case 4:
+        return for_pieces<4>(patches, body);
+      case 2:
+        return for_pieces<2>(patches, body);
+      default:
+        return for_pieces<1>(patches, body);
+    }
+  }
+
+ private:
+  const Params& p_;
+  Control& control_;
+  Lanes lanes_;
+  const char* ring_;
+  int32_t warp_, lane_;
+  Turn turn_;
+  int32_t taken_ = 0;  // of kWarps: who has the next item
+
+  template <int kTogether, class Body>
+  CUTLASS_DEVICE void for_pieces(const Patches& patches, const Body& body) {
+    const Geometry& g = p_.g;
+    const bool few = g.phase_channels == 0;
+    // Groups that a piece has, and how far apart they are.
+    const int32_t apart = few ? 1 : g.phase_channels / kLanes;
+    const int32_t groups = few ? g.lane_groups : g.phases_h * g.phases_w;
+    const int32_t step = g.stride_w * 4;
+    for (Pieces pieces(p_, patches); pieces.more(); pieces.next()) {
+      const int32_t offset = pieces.offset();
+      const int32_t begin = max(offset, patches.begin);
+      const int32_t end = min(offset + g.piece_rows * g.pitch, g.patch);
+      const int32_t blocks = (end - begin + 31) >> 5;
+      const char* piece =
+          ring_ + turn_.stage * g.piece_bytes + (begin - offset + lane_) * step + g.early * 4;
+      int32_t block = warp_ - taken_;
+      if (block < 0) block += kWarps;
+      taken_ = (taken_ + groups * blocks) % kWarps;
+      Barrier::wait(&control_.piece_full[turn_.stage], turn_.phase);
+      int32_t group = 0;
+#pragma unroll 1
+      while (true) {
+        for (; block >= blocks; block -= blocks) ++group;
+        if (group >= groups) break;
+        int32_t at[kLanes];
+        lanes_.in_piece(group * kLanes, at);
+#pragma unroll 1
+        for (; block < blocks; block += kWarps) {
+          const char* from = piece + block * 32 * step;
+          float v[kLanes];
+          CUTLASS_PRAGMA_UNROLL
+          for (int c = 0; c < kLanes; c += kTogether) load<kTogether>(from + at[c], &v[c]);
+          const int32_t pixel = begin + block * 32 + lane_;
+          if (pixel < end) body(v, pixel, pieces.block() + group * apart);
+        }
+      }
+      __syncwarp();
+      if (lane_ == 0) Barrier::arrive(&control_.piece_empty[turn_.stage]);
+      turn_.next(g.pieces);
+    }
+  }
+
+  template <int kTogether>
+  CUTLASS_DEVICE static void load(const char* from, float* v) {
+    if constexpr (kTogether == 4) {
+      *reinterpret_cast<float4*>(v) = *reinterpret_cast<const float4*>(from);
+    } else if constexpr (kTogether == 2) {
+      *reinterpret_cast<float2*>(v) = *reinterpret_cast<const float2*>(from);
+    } else {
+      *v = *reinterpret_cast<const float*>(from);
+    }
+  }
+};
+
+}  // namespace cutfuse::conv::shift::sm90
