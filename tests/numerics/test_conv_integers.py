@@ -24,7 +24,7 @@ def policies() -> list[object]:
 
 
 def stacks(policy) -> bool:
-    """A tile of two planes this wide takes no more than five steps, fewer than stacked rows have."""
+    """Wider tiles of two planes take at most five steps, fewer than stacked rows have."""
     return policy.planes * policy.tile_n <= 256
 
 

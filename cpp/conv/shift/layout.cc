@@ -239,15 +239,6 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   CUTFUSE_CHECK(g.slab_ring >= std::min(g.slabs, 3), Code::kNotSupported,
                 "%lld bytes of shared memory are too few for %d patches of %d bytes and weights",
                 static_cast<long long>(device.shared_bytes), g.stages, s.stage_bytes);
-  CUTFUSE_CHECK(
-      !sums_at_once(policy.tile_n, policy.planes) ||
-          (layout->chunk_steps[0] <= kStepsAtOnce && g.slab_ring >= g.slabs &&
-           g.channels * g.kernel_h * g.kernel_w >= kTermsAtOnce),
-      Code::kNotSupported,
-      "sums of %d terms in %d steps: a tile of %d promotes once, for %d terms and more in "
-      "%d steps at most",
-      g.channels * g.kernel_h * g.kernel_w, layout->chunk_steps[0], policy.tile_n, kTermsAtOnce,
-      kStepsAtOnce);
   set_pieces(raw, threads / 32 - 1, &g);
   s.total = static_cast<int32_t>(s.weights + int64_t(g.slab_ring) * s.slab_bytes + beyond);
   return {};
@@ -280,6 +271,14 @@ Status lay_out_so(const ConvProblem& p, const ConvPolicy& policy, const DevicePr
   layout->shared.group_bytes = g.patch * 16;
   layout->shared.plane_bytes = g.chunk_groups * layout->shared.group_bytes;
   if (Status status = set_steps(layout); !status.ok()) return status;
+  const int32_t terms = g.channels * g.kernel_h * g.kernel_w;
+  CUTFUSE_CHECK(
+      !sums_at_once(policy.tile_n, policy.planes) ||
+          (layout->chunk_steps[0] <= kStepsAtOnce && terms >= kTermsAtOnce),
+      Code::kNotSupported,
+      "sums of %d terms in %d steps: a tile of %d promotes once, for %d terms and more in "
+      "%d steps at most",
+      terms, layout->chunk_steps[0], policy.tile_n, kTermsAtOnce, kStepsAtOnce);
   share_out(policy, layout);
   if (Status status = set_shared(policy, device, layout); !status.ok()) return status;
   layout->tile_count = layout->outer() * g.batch * g.strips * g.tiles;

@@ -69,6 +69,7 @@ struct Params {
   bool lane_pairs = false;          // two lane-channels, from an even one on, are one aligned load
   bool in_pieces = false;           // x comes by the copy engine, else by each lane's own copies
   int32_t lanes_together = 1;       // in a piece: lane-channels that are one load
+  Divisor piece_groups;             // groups of lane-channels that a piece has
   WeightView weight;                // to repair
   const void* packed = nullptr;     // [group, m tile][slab] tiles
   const int32_t* exponents = nullptr;  // [group, m tile][row], as RowExponent has them

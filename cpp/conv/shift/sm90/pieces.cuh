@@ -111,38 +111,34 @@ class PieceReader {
   template <int kTogether, class Body>
   CUTLASS_DEVICE void for_pieces(const Patches& patches, const Body& body) {
     const Geometry& g = p_.g;
-    const bool few = g.phase_channels == 0;
     // Groups that a piece has, and how far apart they are.
-    const int32_t apart = few ? 1 : g.phase_channels / kLanes;
-    const int32_t groups = few ? g.lane_groups : g.phases_h * g.phases_w;
+    const int32_t apart = g.phase_channels == 0 ? 1 : g.phase_channels / kLanes;
+    const auto groups = int32_t(p_.piece_groups.divisor);
     const int32_t step = g.stride_w * 4;
+    int32_t at[kLanes];
+    lanes_.in_piece(0, at);
     for (Pieces pieces(p_, patches); pieces.more(); pieces.next()) {
       const int32_t offset = pieces.offset();
       const int32_t begin = max(offset, patches.begin);
       const int32_t end = min(offset + g.piece_rows * g.pitch, g.patch);
-      const int32_t blocks = (end - begin + 31) >> 5;
+      const int32_t items = ((end - begin + 31) >> 5) * groups;
       const char* piece =
           ring_ + turn_.stage * g.piece_bytes + (begin - offset + lane_) * step + g.early * 4;
-      int32_t block = warp_ - taken_;
-      if (block < 0) block += kWarps;
-      taken_ = (taken_ + groups * blocks) % kWarps;
+      int32_t item = warp_ - taken_;
+      if (item < 0) item += kWarps;
+      taken_ = (taken_ + items) % kWarps;
       Barrier::wait(&control_.piece_full[turn_.stage], turn_.phase);
-      int32_t group = 0;
 #pragma unroll 1
-      while (true) {
-        for (; block >= blocks; block -= blocks) ++group;
-        if (group >= groups) break;
-        int32_t at[kLanes];
-        lanes_.in_piece(group * kLanes, at);
-#pragma unroll 1
-        for (; block < blocks; block += kWarps) {
-          const char* from = piece + block * 32 * step;
-          float v[kLanes];
-          CUTLASS_PRAGMA_UNROLL
-          for (int c = 0; c < kLanes; c += kTogether) load<kTogether>(from + at[c], &v[c]);
-          const int32_t pixel = begin + block * 32 + lane_;
-          if (pixel < end) body(v, pixel, pieces.block() + group * apart);
-        }
+      for (; item < items; item += kWarps) {
+        const int32_t block = p_.piece_groups.divide(item);
+        const int32_t group = item - block * groups;
+        if (groups > 1) lanes_.in_piece(group * kLanes, at);
+        const char* from = piece + block * 32 * step;
+        float v[kLanes];
+        CUTLASS_PRAGMA_UNROLL
+        for (int c = 0; c < kLanes; c += kTogether) load<kTogether>(from + at[c], &v[c]);
+        const int32_t pixel = begin + block * 32 + lane_;
+        if (pixel < end) body(v, pixel, pieces.block() + group * apart);
       }
       __syncwarp();
       if (lane_ == 0) Barrier::arrive(&control_.piece_empty[turn_.stage]);

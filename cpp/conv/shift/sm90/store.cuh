@@ -34,13 +34,14 @@ class Store {
 
   /// Through shared memory to bulk stores of whole sectors, of 16 channels or twice eight.
   CUTLASS_DEVICE void run(const float (&v)[kValues], const Coordinates& at, const TileOf& tile) {
+    const Run run = run_of(at, tile);
     if (p_.g.warp_channels <= 8) {
-      store_rows<0, 1>(v, at, tile);
+      store_rows<0, 1>(v, at, run);
     } else if (p_.shared.staging_boxes == 2) {
-      store_rows<0, 2>(v, at, tile);
+      store_rows<0, 2>(v, at, run);
     } else {
-      store_rows<0, 1>(v, at, tile);
-      store_rows<1, 1>(v, at, tile);
+      store_rows<0, 1>(v, at, run);
+      store_rows<1, 1>(v, at, run);
     }
   }
 
@@ -85,10 +86,33 @@ class Store {
     return (at.image * all + channel) * plane + at.block.output;
   }
 
+  /// What this lane sends: of row `lane` of the warp's 16, from `begin` to `end` of its staged row,
+  /// whole sectors from `middle` to `after`.
+  struct Run {
+    float* to;  // where the staged row begins
+    int32_t begin, middle, after, end;
+    bool exists;
+  };
+
+  CUTLASS_DEVICE Run run_of(const Coordinates& at, const TileOf& tile) const {
+    const int32_t channel = channel_of_row(p_.g, tile.m_tile, tile.row(lane_ % 16));
+    const int64_t result = result_index(at, tile.group * p_.g.out_channels + max(channel, 0));
+    const auto phase = int32_t((result + p_.out_phase) & (kSector - 1));
+    int32_t first, last;
+    window(at.block, phase, &first, &last);
+    Run run;
+    run.exists = channel >= 0;
+    run.to = static_cast<float*>(p_.out) + result - phase;
+    run.begin = phase + first;
+    run.end = phase + last;
+    run.middle = min((run.begin + kSector - 1) & ~(kSector - 1), run.end);
+    run.after = max(run.end & ~(kSector - 1), run.middle);
+    return run;
+  }
+
   /// Rows kFirst ... kFirst + kRows - 1 of the thread.
   template <int kFirst, int kRows>
-  CUTLASS_DEVICE void store_rows(const float (&v)[kValues], const Coordinates& at,
-                                 const TileOf& tile) {
+  CUTLASS_DEVICE void store_rows(const float (&v)[kValues], const Coordinates& at, const Run& run) {
     cute::tma_store_wait<0>();
     __syncwarp();
     if (p_.pairs) {
@@ -102,7 +126,28 @@ class Store {
     }
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
-    send<kFirst * 8, kRows * 8>(at, tile);
+    send<kFirst * 8, kRows * 8>(run);
+  }
+
+  /// Of a thread's pairs of pixels, bit j is pair j.
+  struct Pairs {
+    uint32_t first = 0, second = 0;  // whether the pixel is a result
+    uint32_t wraps = 0;              // whether the pair is the first one of a row of the grid
+  };
+
+  /// Each lane looks at a pair of each of the four lanes that share rows.
+  CUTLASS_DEVICE Pairs pairs_of(const Block& block) const {
+    Pairs pairs;
+    CUTLASS_PRAGMA_UNROLL
+    for (int t = 0; t < 4; ++t) {
+      const int32_t column = block.column + 8 * lane_ + 2 * t;
+      const int32_t at = column - p_.pitch.divide(column) * p_.g.pitch;
+      const uint32_t first = __ballot_sync(0xffffffffu, at < block.columns);
+      const uint32_t second = __ballot_sync(0xffffffffu, at + 1 < block.columns);
+      const uint32_t wraps = __ballot_sync(0xffffffffu, lane_ > 0 && at < 8);
+      if (lane_ % 4 == t) pairs = {first, second, wraps};
+    }
+    return pairs;
   }
 
   /// Results one after the other, from each row's phase on. kWhole: all pixels are results.
@@ -114,36 +159,29 @@ class Store {
       to[r] = staging_ + (r * 8 + lane_ / 4) * kPitch + at.pixel0 +
               phase_of(at, at.channels[kFirst + r]);
     }
-    const int32_t columns = at.block.columns;
-    const int32_t pitch = p_.g.pitch;
-    const int32_t gap = pitch - at.block.width;
-    int32_t column = at.block.column + at.pixel0;
+    const int32_t gap = p_.g.pitch - at.block.width;
+    Pairs pairs;
     if constexpr (!kWhole) {
-      const int32_t row = p_.pitch.divide(column);
-      column -= row * pitch;
+      pairs = pairs_of(at.block);
+      const int32_t row = p_.pitch.divide(at.block.column + at.pixel0);
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRows; ++r) to[r] -= row * gap;
     }
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < Coordinates::kColumnPairs; ++j) {
+      const bool first = kWhole || (pairs.first >> j & 1) != 0;
+      const bool second = kWhole || (pairs.second >> j & 1) != 0;
+      const bool wraps = !kWhole && j > 0 && (pairs.wraps >> j & 1) != 0;
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRows; ++r) {
         const int i = (j * 2 + kFirst + r) * 2;
+        if (wraps) to[r] -= gap;
         if constexpr (kPairs) {
-          if (kWhole || column < columns) {
-            *reinterpret_cast<float2*>(to[r] + 8 * j) = {v[i], v[i + 1]};
-          }
+          if (first) *reinterpret_cast<float2*>(to[r] + 8 * j) = {v[i], v[i + 1]};
         } else {
-          if (column < columns) to[r][8 * j] = v[i];
-          if (column + 1 < columns) to[r][8 * j + 1] = v[i + 1];
+          if (first) to[r][8 * j] = v[i];
+          if (second) to[r][8 * j + 1] = v[i + 1];
         }
-      }
-      if constexpr (kWhole) continue;
-      column += 8;
-      if (column >= pitch) {
-        column -= pitch;
-        CUTLASS_PRAGMA_UNROLL
-        for (int r = 0; r < kRows; ++r) to[r] -= gap;
       }
     }
   }
@@ -156,40 +194,31 @@ class Store {
   /// Sends the warp's rows kFirst ... kFirst + kRows - 1, a lane each: whole sectors by a bulk
   /// store; what is left at the ends of a run, at most seven each, alone.
   template <int kFirst, int kRows>
-  CUTLASS_DEVICE void send(const Coordinates& at, const TileOf& tile) const {
-    const int of_box = lane_ % kRows;
-    const int32_t channel = channel_of_row(p_.g, tile.m_tile, tile.row(kFirst + of_box));
-    const int64_t result = result_index(at, tile.group * p_.g.out_channels + max(channel, 0));
-    const auto phase = int32_t((result + p_.out_phase) & (kSector - 1));
-    int32_t first, last;
-    window(at.block, phase, &first, &last);
-    float* to = static_cast<float*>(p_.out) + result - phase;
+  CUTLASS_DEVICE void send(const Run& run) const {
+    const int of_box = lane_ - kFirst;
+    const bool mine = of_box >= 0 && of_box < kRows;
     const float* from = staging_ + of_box * kPitch;
-    const int32_t begin = phase + first;
-    const int32_t end = phase + last;
-    const int32_t middle = min((begin + kSector - 1) & ~(kSector - 1), end);
-    const int32_t after = max(end & ~(kSector - 1), middle);
-    const bool exists = channel >= 0;
-    if (exists && lane_ < kRows && (begin < middle || after < end)) {
+    const bool ragged = run.begin < run.middle || run.after < run.end;
+    if (mine && run.exists && ragged) {
 #pragma unroll 1
-      for (int32_t i = begin < middle ? begin : after; i < end;
-           i = i + 1 == middle ? after : i + 1) {
-        to[i] = from[i];
+      for (int32_t i = run.begin < run.middle ? run.begin : run.after; i < run.end;
+           i = i + 1 == run.middle ? run.after : i + 1) {
+        run.to[i] = from[i];
       }
     }
     // One lane issues all, of uniform operands: else the compiler makes a loop over lanes of each.
     auto* sends = reinterpret_cast<uint4*>(shared_ + p_.shared.sends) +
                   __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * kSendsOfWarp;
-    const uint32_t bytes = exists ? uint32_t(after - middle) * 4 : 0;
-    if (lane_ < kRows) {
-      const auto address = reinterpret_cast<uint64_t>(to + middle);
-      sends[lane_] = {uint32_t(address), uint32_t(address >> 32), shared_address(from + middle),
-                      bytes};
+    const uint32_t bytes = run.exists ? uint32_t(run.after - run.middle) * 4 : 0;
+    if (mine) {
+      const auto address = reinterpret_cast<uint64_t>(run.to + run.middle);
+      sends[of_box] = {uint32_t(address), uint32_t(address >> 32),
+                       shared_address(from + run.middle), bytes};
     }
     __syncwarp();
     // Rows that exist come first.
-    const int rows = __popc(__ballot_sync(0xffffffffu, lane_ < kRows && exists));
-    const bool even = __all_sync(0xffffffffu, !exists || bytes != 0) && rows % 4 == 0;
+    const int rows = __popc(__ballot_sync(0xffffffffu, mine && run.exists));
+    const bool even = __all_sync(0xffffffffu, !mine || !run.exists || bytes != 0) && rows % 4 == 0;
     if (cute::elect_one_sync()) {
       if (even) {
 #pragma unroll 1
