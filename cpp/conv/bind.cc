@@ -94,7 +94,7 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
   params->pairs = params->out_phase % 2 == 0 && g.out_width % 2 == 0;
   params->promotion = buffers.promotion;
   params->promotion2 = 2.f * buffers.promotion - 1.f;
-  params->four_products = layout.four_products();
+  params->steps_at_once = layout.steps_at_once();
   std::copy(layout.chunk_slab.begin(), layout.chunk_slab.end(), params->chunk_slab);
   std::copy(layout.chunk_steps.begin(), layout.chunk_steps.end(), params->chunk_steps);
   std::copy(layout.steps.begin(), layout.steps.end(), params->steps);

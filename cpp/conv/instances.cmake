@@ -7,7 +7,6 @@ foreach(role IN ITEMS kStore kStatistics kAny)
     "half_t 256 1 ${role} dev"
     "half_t 192 1 ${role}"
     "half_t 128 1 ${role}"
-    "half_t 256 2 ${role}"
     "half_t 128 2 ${role} dev"
     "half_t 64 2 ${role}")
 endforeach()

@@ -104,9 +104,9 @@ std::string ShiftPlan::describe() const {
           std::to_string(g.block_outputs) + " results of " +
           std::to_string(std::min(g.out_channels, g.m_blocks * 64)) + " channels";
   if (policy_.planes == 2) {
-    text += shift::sums_at_once(policy_.tile_n, 2) ? ", three products, promoted once"
-            : layout_.four_products()              ? ", four products, promoted every 32 of K"
-                                                   : ", three products, promoted every 64 of K";
+    const int32_t once = layout_.steps_at_once();
+    text += once == shift::kSlabSteps ? ", three" : ", four";
+    text += " products, promoted every " + std::to_string(16 * once) + " of K";
     text += "; what is below 2^-16 of the largest input in its tile loses accuracy";
   }
   if (g.slab_ring < g.slabs) text += ", weights streamed";

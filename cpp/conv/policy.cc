@@ -71,8 +71,7 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const double cycles = 2.0 * steps * (two ? 3.0 : 1.0) * std::max(n / 2.0, 32.0);
   const auto items = double(layout.busiest_items);
   const double stored = g.tile_blocks * n * g.weight_rows / 16.0 * ((g.warp_channels + 7) / 8);
-  const bool promotes = two && !shift::sums_at_once(policy.tile_n, policy.planes);
-  const double promoted = promotes ? 2.0 * n * steps * (layout.four_products() ? 0.5 : 0.25) : 0.0;
+  const double promoted = two ? 2.0 * n * steps / layout.steps_at_once() : 0.0;
   const double few = n * policy.planes <= 128 ? 5.3e-4 : 0.0;  // accumulators
   const double tile =
       1.0 * g.chunks + (8.4e-4 + few) * cycles + 0.313 * items + 4e-4 * stored + 1.5e-3 * promoted;

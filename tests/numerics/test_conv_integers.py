@@ -23,16 +23,8 @@ def policies() -> list[object]:
     return [] if found is None else list(found())
 
 
-def stacks(policy) -> bool:
-    """Wider tiles of two planes take at most five steps, fewer than stacked rows have."""
-    return policy.planes * policy.tile_n <= 256
-
-
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 every_policy = pytest.mark.parametrize("policy", policies() or [None], ids=repr)
-every_stacking_policy = pytest.mark.parametrize(
-    "policy", list(filter(stacks, policies())) or [None], ids=repr
-)
 
 
 # Few channels; rows that the last stack has not.
@@ -82,7 +74,7 @@ def test_forced_policies(policy, fused: None) -> None:
     assert taken > 0, refused
 
 
-@every_stacking_policy
+@every_policy
 @pytest.mark.parametrize("case", STACKED, ids=str)
 def test_stacked_rows(policy, case: ConvCase, fused: None) -> None:
     """In strips, with as many rows of results at once as the instruction has rows for."""

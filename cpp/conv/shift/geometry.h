@@ -30,16 +30,10 @@ inline constexpr int32_t kMostAhead = 8;        // batches of a producer's warp 
 inline constexpr int32_t kMaxPieces = 8;        // of x on their way
 inline constexpr int32_t kRawItemBytes = 1024;  // of 32 pixels of eight lane-channels of x
 
-/// Whether sums of two planes have one set of accumulators, for want of registers: they are
-/// promoted once. That is as accurate as promised for few steps, and for terms enough that single
-/// truncations do not show (measured: 0.96 of the promise at 72 terms, 1.2 at 54).
-constexpr bool sums_at_once(int32_t tile_n, int32_t planes) { return planes == 2 && tile_n > 128; }
-inline constexpr int32_t kStepsAtOnce = 5;
-inline constexpr int32_t kTermsAtOnce = 64;
 /// Threads that read and convert: two warpgroups, unless the others' accumulators leave them too
 /// few registers.
 constexpr int32_t producers(int32_t tile_n, int32_t planes) {
-  return tile_n * (sums_at_once(tile_n, planes) ? 1 : planes) == 256 ? 128 : 256;
+  return tile_n * planes == 256 ? 128 : 256;
 }
 /// Whether a kernel has the registers to change the patch's scale between chunks of channels.
 constexpr bool takes_chunks(int32_t tile_n) { return tile_n <= 128; }

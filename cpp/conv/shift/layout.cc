@@ -271,14 +271,6 @@ Status lay_out_so(const ConvProblem& p, const ConvPolicy& policy, const DevicePr
   layout->shared.group_bytes = g.patch * 16;
   layout->shared.plane_bytes = g.chunk_groups * layout->shared.group_bytes;
   if (Status status = set_steps(layout); !status.ok()) return status;
-  const int32_t terms = g.channels * g.kernel_h * g.kernel_w;
-  CUTFUSE_CHECK(
-      !sums_at_once(policy.tile_n, policy.planes) ||
-          (layout->chunk_steps[0] <= kStepsAtOnce && terms >= kTermsAtOnce),
-      Code::kNotSupported,
-      "sums of %d terms in %d steps: a tile of %d promotes once, for %d terms and more in "
-      "%d steps at most",
-      terms, layout->chunk_steps[0], policy.tile_n, kTermsAtOnce, kStepsAtOnce);
   share_out(policy, layout);
   if (Status status = set_shared(policy, device, layout); !status.ok()) return status;
   layout->tile_count = layout->outer() * g.batch * g.strips * g.tiles;

@@ -24,8 +24,12 @@ struct Layout {
 
   /// Tiles that a block takes one after the other: as many as leave the blocks equal work, or one.
   int32_t walk(int32_t sm_count, bool stores) const;
-  /// Whether sums are so short that single truncations show.
-  bool four_products() const { return g.lane_groups * g.kernel_h * g.kernel_w < 16; }
+  /// Steps that are promoted together at ieee: fewer than a slab has, and with the fourth product,
+  /// where sums are so short that single truncations show.
+  int32_t steps_at_once() const {
+    const int32_t terms = g.channels * g.kernel_h * g.kernel_w;
+    return terms < 64 ? 1 : terms < 128 ? 2 : kSlabSteps;
+  }
   int64_t outer() const { return int64_t(g.groups) * g.m_tiles; }
 };
 

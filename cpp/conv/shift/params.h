@@ -83,7 +83,7 @@ struct Params {
   CountedMoments* partials = nullptr;  // [channel][partial_count]; not null: nothing is stored
   int32_t partial_count = 0;
   float promotion = 1.f, promotion2 = 1.f;
-  bool four_products = false;
+  int32_t steps_at_once = kSlabSteps;  // that are promoted together, at ieee
 
   int32_t chunk_slab[kMaxChunks + 1] = {};  // first slab of each chunk
   int32_t chunk_steps[kMaxChunks] = {};

@@ -6,7 +6,8 @@
 namespace cutfuse::conv::shift {
 namespace {
 
-constexpr int32_t kMaxBox = 256;  // elements of a box along a dimension
+constexpr int32_t kMaxBox = 256;           // elements of a box along a dimension
+constexpr int32_t kBytesAhead = 16 << 10;  // of x, on their way to a multiprocessor
 
 /// Pixels of the grid from a tile to the next.
 int64_t advance_of(const Geometry& g) {
@@ -51,9 +52,9 @@ int64_t piece_row_bytes(const Geometry& g) {
   return int64_t(4) * g.pitch * g.stride_w * g.phases_h * g.piece_channels;
 }
 
-/// The copy engine takes its time, so there are kFewestPieces at least, and each has more than an
-/// item of 32 pixels of a group for each of the `warps` that convert it: smaller ones were up to
-/// twice as slow as the lanes' own copies.
+/// The copy engine takes its time: with 8 KB on their way, and otherwise busy memory, kernels took
+/// four times as long. Each piece has more than an item of 32 pixels of a group for each of the
+/// `warps` that convert it: smaller ones were up to twice as slow as the lanes' own copies.
 void set_pieces(int64_t room, int32_t warps, Geometry* g) {
   if (g->piece_rows == 0) return;
   const int64_t row_bytes = piece_row_bytes(*g);
@@ -66,7 +67,9 @@ void set_pieces(int64_t room, int32_t warps, Geometry* g) {
     g->pieces = static_cast<int32_t>(std::min<int64_t>(room / g->piece_bytes, kMaxPieces));
     const int64_t items = ceil_div(int64_t(g->piece_rows) * g->pitch, 32) * groups;
     if (4 * items < 5 * warps) break;
-    if (g->pieces >= kFewestPieces && g->piece_rows <= kMaxBox) return;
+    const bool ahead =
+        g->pieces >= kFewestPieces && (g->pieces - 1) * g->piece_bytes >= kBytesAhead;
+    if (ahead && g->piece_rows <= kMaxBox) return;
   }
   g->piece_rows = 0;
 }

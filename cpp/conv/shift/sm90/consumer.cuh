@@ -115,7 +115,6 @@ template <int kN, int kPlanes, class Element>
 class Multiplier {
  public:
   static constexpr int kValues = kN / 2;
-  static constexpr bool kAtOnce = sums_at_once(kN, kPlanes);
 
   CUTLASS_DEVICE Multiplier(const Params& params, char* shared, Slabs& slabs)
       : p_(params),
@@ -204,6 +203,10 @@ class Multiplier {
 
     CUTLASS_DEVICE uint32_t weight(int step) const { return a + step * a_stride; }
     CUTLASS_DEVICE uint32_t pixels(int step) const { return words[step] + patch; }
+    CUTLASS_DEVICE void next(int count = 1) {
+      a += count * a_stride;
+      words += count;
+    }
   };
 
   CUTLASS_DEVICE Steps steps_of(int32_t slab, uint32_t weights, uint32_t patch) const {
@@ -216,10 +219,10 @@ class Multiplier {
     const int32_t first = p_.chunk_slab[chunk];
     const int32_t steps = p_.chunk_steps[chunk];
     // Slabs that stay lie one after the other; they are one piece, unless promotion divides it.
-    const int32_t piece = kAtOnce || (kPlanes == 1 && slabs_.stay()) ? steps : kSlabSteps;
+    const int32_t piece = kPlanes == 1 && slabs_.stay() ? steps : kSlabSteps;
     if constexpr (kPlanes == 1) {
       fence(v);
-    } else if constexpr (!kAtOnce) {
+    } else {
       if (change != 0) rescale(v, change);
     }
     int32_t held = 0;  // slabs not yet released
@@ -236,11 +239,7 @@ class Multiplier {
           --held;
         }
       } else {
-        const float factor = kAtOnce            ? p_.promotion2
-                             : p_.four_products ? 1.f
-                             : slab % 3 == 0    ? p_.promotion
-                                                : p_.promotion2;
-        add_planes(v, these, count, factor);
+        add_planes(v, these, count, slab % 3 == 0 ? p_.promotion : p_.promotion2);
         slabs_.release();
       }
     }
@@ -260,31 +259,37 @@ class Multiplier {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kSlabSteps; ++i) Mma::run(v, steps.weight(i), steps.pixels(i), true);
       cute::warpgroup_commit_batch();
-      steps.a += kSlabSteps * steps.a_stride;
-      steps.words += kSlabSteps;
+      steps.next(kSlabSteps);
     }
 #pragma unroll 1
     for (; count > 0; --count) {
       cute::warpgroup_arrive();
       Mma::run(v, steps.weight(0), steps.pixels(0), true);
       cute::warpgroup_commit_batch();
-      steps.a += steps.a_stride;
-      ++steps.words;
+      steps.next();
     }
   }
 
   /// v += one slab's products at ieee. In short sums single truncations show: there the fourth
-  /// product is added, and no more than two steps of the large one are promoted at once.
+  /// product is added, and one or two steps of the large one are promoted at once.
   CUTLASS_DEVICE void add_planes(float (&v)[kValues], const Steps& steps, int32_t count,
                                  float factor) {
     const auto slab = [&](auto counted) {
       constexpr int kCount = decltype(counted)::value;
-      constexpr int kOnce = std::min(kCount, 2);
-      if (!kAtOnce && p_.four_products) {
-        promote<0, kOnce, kCount, 4>(v, steps, factor);
-        if constexpr (kCount > kOnce) promote<kOnce, kCount, 0, 4>(v, steps, factor);
-      } else {
+      constexpr int kTwo = std::min(kCount, 2);
+      if (p_.steps_at_once == kSlabSteps) {
         promote<0, kCount, kCount, 3>(v, steps, factor);
+      } else if (p_.steps_at_once == 2) {
+        promote<0, kTwo, kCount, 4>(v, steps, 1.f);
+        if constexpr (kCount > kTwo) promote<kTwo, kCount, 0, 4>(v, steps, 1.f);
+      } else {
+        promote<0, 1, kCount, 4>(v, steps, 1.f);
+        Steps later = steps;
+#pragma unroll 1
+        for (int i = 1; i < kCount; ++i) {
+          later.next();
+          promote<0, 1, 0, 4>(v, later, 1.f);
+        }
       }
     };
     static_assert(kSlabSteps == 4);
@@ -298,11 +303,9 @@ class Multiplier {
       case 3:
         slab(cute::Int<3>{});
         break;
-      case 4:
+      default:
         slab(cute::Int<4>{});
         break;
-      default:
-        if constexpr (kAtOnce) slab(cute::Int<kStepsAtOnce>{});
     }
   }
 
@@ -310,16 +313,10 @@ class Multiplier {
   /// kEnd - 1).
   template <int kBegin, int kEnd, int kSmall, int kProducts>
   CUTLASS_DEVICE void promote(float (&v)[kValues], const Steps& steps, float factor) {
-    if constexpr (kAtOnce) {
-      sum_up<kBegin, kEnd, kSmall, kProducts>(v, steps);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kValues; ++i) v[i] *= factor;
-    } else {
-      float sum[kValues];
-      sum_up<kBegin, kEnd, kSmall, kProducts>(sum, steps);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kValues; ++i) v[i] = fmaf(sum[i], factor, v[i]);
-    }
+    float sum[kValues];
+    sum_up<kBegin, kEnd, kSmall, kProducts>(sum, steps);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kValues; ++i) v[i] = fmaf(sum[i], factor, v[i]);
   }
 
   /// The small ones first: the accumulator truncates at the size of what it holds.
