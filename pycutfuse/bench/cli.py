@@ -80,6 +80,12 @@ def add_arguments(subparsers: Any) -> None:
         type=Path,
         help="write the tables between <!-- results:begin --> and <!-- results:end --> of FILE",
     )
+    add(
+        "--section",
+        metavar="NAME",
+        help="with --update-readme, between <!-- results:begin NAME --> and <!-- results:end NAME "
+        "-->, for a file that reports several runs",
+    )
     bench.set_defaults(run=run_bench)
     _add_verify(subparsers)
 
@@ -139,7 +145,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
             if path is not None:
                 storage.write(path, run)
         if arguments.update_readme is not None:
-            changed = report.update_readme(arguments.update_readme, run)
+            changed = report.update_readme(arguments.update_readme, run, arguments.section)
             print(f"{arguments.update_readme}: {'updated' if changed else 'up to date'}")
         if arguments.plot is not None and (run.on_gpu or arguments.from_json is not None):
             plot.draw(run, arguments.plot)
@@ -167,8 +173,11 @@ def _check_wishes(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{path}: the folder {path.resolve().parent} does not exist")
         if path.is_dir():
             raise ValueError(f"{path}: a folder; the name of a file is needed")
+    if arguments.section is not None and arguments.update_readme is None:
+        raise ValueError("--section names a part of a file: give --update-readme FILE too")
     if arguments.update_readme is not None:
-        report.update_region(arguments.update_readme.read_text(encoding="utf-8"), "")
+        document = arguments.update_readme.read_text(encoding="utf-8")
+        report.update_region(document, "", arguments.section)
 
 
 def _obtain(arguments: argparse.Namespace) -> Run:

@@ -13,6 +13,13 @@ BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
 
 
+def markers(section: str | None) -> tuple[str, str]:
+    """Between which the tables stand, of the whole document or of one of its sections."""
+    if section is None:
+        return BEGIN, END
+    return BEGIN.replace(" -->", f" {section} -->"), END.replace(" -->", f" {section} -->")
+
+
 def by_tier(run: Run) -> dict[str, list[CaseResult]]:
     """Cases of each tier that has any, tiers in their order."""
     found = {tier: [case for case in run.cases if case.tier == tier] for tier in TIERS}
@@ -168,24 +175,25 @@ def verdict(run: Run) -> str:
     return f"PASSED: {run.count} cases verified{untimed}"
 
 
-def update_region(document: str, content: str) -> str:
-    """Replace what stands between the results markers of a document.
+def update_region(document: str, content: str, section: str | None = None) -> str:
+    """Replace what stands between the results markers of a document, or of a section of it.
 
     Raises
     ------
     ValueError
         If the document does not hold each marker once, in order.
     """
-    if document.count(BEGIN) != 1 or document.count(END) != 1:
-        raise ValueError(f"the document must hold {BEGIN} and {END} once each")
-    before, rest = document.split(BEGIN)
-    if END not in rest:
-        raise ValueError(f"{END} stands before {BEGIN}")
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n{content.strip()}\n{END}{after}"
+    begin, end = markers(section)
+    if document.count(begin) != 1 or document.count(end) != 1:
+        raise ValueError(f"the document must hold {begin} and {end} once each")
+    before, rest = document.split(begin)
+    if end not in rest:
+        raise ValueError(f"{end} stands before {begin}")
+    after = rest.split(end)[1]
+    return f"{before}{begin}\n{content.strip()}\n{end}{after}"
 
 
-def update_readme(path: str | Path, run: Run) -> bool:
+def update_readme(path: str | Path, run: Run, section: str | None = None) -> bool:
     """Write the tables of `run` between the markers of a file; False if they were there already.
 
     Raises
@@ -195,7 +203,7 @@ def update_readme(path: str | Path, run: Run) -> bool:
     """
     path = Path(path)
     old = path.read_text(encoding="utf-8")
-    new = update_region(old, markdown(run))
+    new = update_region(old, markdown(run), section)
     if new != old:
         path.write_text(new, encoding="utf-8")
     return new != old

@@ -139,6 +139,7 @@ def test_list_names_the_chosen_cases_and_runs_nothing(capsys):
         (["--plot", "x.jpeg"], "a name ending in .png is needed"),
         (["--from-json", "absent.json"], "absent.json"),
         (["--update-readme", "absent.md"], "absent.md"),
+        (["--section", "convolutions"], "give --update-readme FILE too"),
         (["--json", "absent/folder/x.json"], "does not exist"),
     ],
 )

@@ -242,6 +242,21 @@ def test_readme_region_round_trip(tmp_path):
     assert readme.read_text() == text
 
 
+def test_a_section_of_a_readme_leaves_the_others(tmp_path):
+    run = storage.from_json(storage.to_json(_run(_case())))
+    readme = tmp_path / "README.md"
+    begin, end = report.markers("convolutions")
+    whole = f"{report.BEGIN}\nof linear layers\n{report.END}\n"
+    readme.write_text(f"{whole}{begin}\nold figures\n{end}\n")
+    assert report.update_readme(readme, run, "convolutions")
+    text = readme.read_text()
+    assert text.startswith(f"{whole}{begin}\n")
+    assert "old figures" not in text
+    assert "| linear.4x4-4.eval |" in text
+    with pytest.raises(ValueError, match="results:begin absent"):
+        report.update_readme(readme, run, "absent")
+
+
 @pytest.mark.parametrize(
     "document",
     ["", report.BEGIN, f"{report.END}\n{report.BEGIN}", f"{report.BEGIN}{report.END}" * 2],
