@@ -200,6 +200,7 @@ def resized(shape: tuple[Any, ...], width: int) -> tuple[Any, ...]:
         (TRANSPOSED, "tf32", None),  # they would be too small
         (resized(BATCH_NORM, 127), "tf32", None),  # rows of no multiple of 16 bytes
         (resized(CONV2D, 1024), "tf32", None),  # wider than a box
+        ((64, 64, 56, 56, 64, 3, 1, 1, 1, 1, False), "tf32", None),  # a tenth more pixels
     ],
 )
 def test_the_copy_engine_brings_x(shape: tuple[Any, ...], tier: str, pieces: str | None) -> None:

@@ -38,7 +38,7 @@ void set_pitch(bool by_pieces, int32_t columns, Geometry* g) {
   const int32_t phases = g->phases_h * g->phases_w;
   const bool few = g->phase_channels == 0;
   if (!by_pieces || g->width % kVector != 0 || pitch * g->stride_w > kMaxBox ||
-      (pitch - g->pitch) * 8 > g->pitch || (g->chunks > 1 && phases > 1) ||
+      (pitch - g->pitch) * 16 > g->pitch || (g->chunks > 1 && phases > 1) ||
       (few && g->channels > 4 * kLanes)) {
     return;
   }
