@@ -22,8 +22,7 @@ Status bind_pieces(shift::Params* params) noexcept {
   boxes.box = {g.pitch * g.stride_w, g.piece_rows * g.phases_h, g.piece_channels, 1, 1};
   params->in_pieces = can_encode(boxes);
   if (!params->in_pieces) return {};
-  params->piece_groups =
-      shift::Divisor(g.phase_channels == 0 ? g.lane_groups : g.phases_h * g.phases_w);
+  params->piece_groups = shift::Divisor(shift::groups_of_piece(g));
   // Lanes next to each other, of column phases, are one load.
   const auto together = [&](int32_t count) {
     return g.phase_channels == 0 && g.phases_w % count == 0 && g.stride_w % count == 0 &&

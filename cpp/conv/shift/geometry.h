@@ -117,6 +117,11 @@ constexpr LaneChannel lane_channel(const Geometry& g, int32_t q) {
   return {channel, phase / g.phases_w, phase % g.phases_w};
 }
 
+/// Groups of lane-channels that a piece has: all where channels are few, else every phase of eight.
+constexpr int32_t groups_of_piece(const Geometry& g) {
+  return g.phase_channels == 0 ? g.lane_groups : g.phases_h * g.phases_w;
+}
+
 /// Row (or column) of the filter that tap `a` of phase `phase` multiplies, or -1.
 constexpr int32_t filter_index(int32_t a, int32_t phase, int32_t stride, int32_t dilation,
                                int32_t kernel) {

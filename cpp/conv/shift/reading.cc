@@ -60,12 +60,11 @@ void set_pieces(int64_t room, int32_t warps, Geometry* g) {
   const int64_t row_bytes = piece_row_bytes(*g);
   const int32_t whole = g->strip == 0 ? 1 : 0;  // rows that begin and end within a patch
   const int64_t rows = ceil_div(rolls(*g) ? advance_of(*g) : int64_t(g->patch), g->pitch) + whole;
-  const int32_t groups = g->phase_channels == 0 ? g->lane_groups : g->phases_h * g->phases_w;
   for (int64_t divided = 1; divided <= rows; ++divided) {
     g->piece_rows = g->stride_h > 1 ? 1 : static_cast<int32_t>(ceil_div(rows, divided));
     g->piece_bytes = round_up(g->piece_rows * row_bytes, 128);
     g->pieces = static_cast<int32_t>(std::min<int64_t>(room / g->piece_bytes, kMaxPieces));
-    const int64_t items = ceil_div(int64_t(g->piece_rows) * g->pitch, 32) * groups;
+    const int64_t items = ceil_div(int64_t(g->piece_rows) * g->pitch, 32) * groups_of_piece(*g);
     if (4 * items < 5 * warps) break;
     const bool ahead =
         g->pieces >= kFewestPieces && (g->pieces - 1) * g->piece_bytes >= kBytesAhead;
