@@ -12,9 +12,9 @@ struct PackedWeight {
   const int32_t* exponents = nullptr;
 };
 
-/// All but the program and statistics' partials. kNotSupported if an image of x spans too much.
+/// All but what differs from pass to pass: program, partials and walk. kNotSupported if an image of
+/// x spans too much.
 Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shift::Layout& layout,
-            const DeviceProps& device, const ConvBuffers& buffers, const PackedWeight& packed,
-            shift::Params* params) noexcept;
+            const ConvBuffers& buffers, const PackedWeight& packed, shift::Params* params) noexcept;
 
 }  // namespace cutfuse::conv

@@ -213,6 +213,7 @@ int32_t count_affine_steps(const DeviceProgram& program) noexcept {
 
 /// Launches the kernel for the program that `params` has.
 Status ShiftPlan::multiply(shift::Params* params, void* stream) const noexcept {
+  params->walk = layout_.walk(device_.sm_count, params->partials == nullptr);
   params->affine_steps = count_affine_steps(params->program);
   const bool affine = params->affine_steps == params->program.count;
   const shift::Role lean =
@@ -240,7 +241,7 @@ Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcep
   CUTFUSE_CHECK(params != nullptr, Code::kOutOfMemory, "no host memory for the launch");
   const void* packed = problem_.packed_weight ? buffers.packed : buffers.workspace;
   const PackedWeight weight{packed, at<const int32_t>(packed, tile_bytes_)};
-  if (Status status = bind(problem_, policy_, layout_, device_, buffers, weight, params.get());
+  if (Status status = bind(problem_, policy_, layout_, buffers, weight, params.get());
       !status.ok()) {
     return status;
   }
@@ -252,9 +253,7 @@ Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcep
       return status;
     params->partials = partials;
     params->partial_count = partial_count_;
-    params->walk = layout_.walk(device_.sm_count, false);
     if (Status status = multiply(params.get(), stream); !status.ok()) return status;
-    params->walk = layout_.walk(device_.sm_count, true);
     params->partials = nullptr;
     params->program = DeviceProgram{};
     if (Status status = batch_norm::finalise(partials, partial_count_, problem_.conv.out_channels,

@@ -20,8 +20,6 @@ DType element_of(const ConvProblem& p) {
   return p.dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
 }
 
-int32_t round_up(int64_t a, int32_t b) { return static_cast<int32_t>((a + b - 1) / b * b); }
-
 /// Whether the weights of a (group, m tile) stay in shared memory.
 bool resident(const shift::Layout& layout) { return layout.g.slab_ring >= layout.g.slabs; }
 
@@ -36,8 +34,8 @@ std::vector<int32_t> strips_of(const ConvProblem& p, int32_t tile_n) {
   std::vector<int32_t> widths = {0};
   const int64_t widest = tile_n - shift::kSector;
   if (p.out_width >= 32) {
-    const int64_t fewest = (p.out_width + widest - 1) / widest;
-    widths.push_back(round_up((p.out_width + fewest - 1) / fewest, shift::kSector));
+    const int64_t fewest = shift::ceil_div(p.out_width, widest);
+    widths.push_back(shift::round_up(shift::ceil_div(p.out_width, fewest), shift::kSector));
   }
   return widths;
 }

@@ -22,6 +22,14 @@ Status no_entry_point(const char* name) noexcept {
       "the CUDA driver has no %s; a driver for CUDA 13.0 or newer (580 or later) is needed", name);
 }
 
+constexpr char kEncode[] = "cuTensorMapEncodeTiled";
+
+decltype(&cuTensorMapEncodeTiled) encoder() noexcept {
+  static const auto encode =
+      reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry_point(kEncode));
+  return encode;
+}
+
 }  // namespace
 
 Status replace_tensor_map_address(CUtensorMap* map, const void* address) noexcept {
@@ -51,9 +59,8 @@ bool can_encode(const TensorBoxes& boxes) noexcept {
 }
 
 Status encode_boxes(const TensorBoxes& boxes, CUtensorMap* map) noexcept {
-  static const auto encode =
-      reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry_point("cuTensorMapEncodeTiled"));
-  if (encode == nullptr) return no_entry_point("cuTensorMapEncodeTiled");
+  const auto encode = encoder();
+  if (encode == nullptr) return no_entry_point(kEncode);
   cuuint64_t sizes[5];
   cuuint64_t strides[4];
   cuuint32_t box[5];
@@ -79,11 +86,8 @@ Status encode_boxes(const TensorBoxes& boxes, CUtensorMap* map) noexcept {
 
 Status encode_output_map(const Matrix& out, int64_t rows, int64_t columns, int64_t count,
                          int64_t plane_stride, int box_rows, CUtensorMap* map) noexcept {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const auto encode = reinterpret_cast<Encode>(entry_point("cuTensorMapEncodeTiled"));
-  if (encode == nullptr) {
-    return no_entry_point("cuTensorMapEncodeTiled");
-  }
+  const auto encode = encoder();
+  if (encode == nullptr) return no_entry_point(kEncode);
   const auto bytes = static_cast<cuuint64_t>(size_of(out.dtype));
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                               static_cast<cuuint64_t>(count)};

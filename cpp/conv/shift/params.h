@@ -43,7 +43,8 @@ struct SharedLayout {
   int32_t staging_boxes = 2;  // of eight rows, of each warp
   int32_t rows = 0;           // RowConstants of the m tile
   int32_t lanes = 0;          // Lanes
-  int32_t raw = 0;            // [producer warp][turn] of 32 pixels of eight channels, as in x
+  int32_t raw = 0;            // [producer warp][turn] of 32 pixels of eight channels, as in x;
+                              // or [piece][channel][row]
   int32_t sends = 0;          // [warp][row]: what a bulk store is told
   int32_t control = 0;
   int32_t total = 0;

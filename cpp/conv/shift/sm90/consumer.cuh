@@ -186,7 +186,7 @@ class Multiplier {
     }
   }
 
-  /// v *= 2^e. Without a branch, for which the compiler would serialise wgmma.
+  /// v *= 2^e. One plane's v is the accumulator: a branch would serialise wgmma.
   CUTLASS_DEVICE static void rescale(float (&v)[kValues], int32_t e) {
     const float factor = power_of_two(max(min(e, 126), -126));
     CUTLASS_PRAGMA_UNROLL
