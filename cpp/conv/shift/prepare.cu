@@ -11,7 +11,8 @@
 namespace cutfuse::conv::shift {
 namespace {
 
-constexpr int kThreads = 128;  // of a block, which packs one row
+constexpr int kThreads = 512;  // of a block, which packs one row
+constexpr int kKept = 4;       // elements that a thread keeps; it reads the others twice
 
 /// Element `lane` of a half, for output channel `channel` of `group`; 0 where there is none.
 __device__ float weight_at(const PrepareParams& p, int32_t group, int32_t channel, Half half,
@@ -55,23 +56,35 @@ __device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
   const int32_t stacked = stacked_row(g, row);
   const int32_t rows = g.weight_rows;
   const int32_t elements = p.steps * 16;
+  const auto element = [&](int32_t i) {
+    return weight_at(p, group, channel, p.halves[i / 8], i % 8, stacked);
+  };
   bool finite = true;
   float largest = 0.f;
-  for (int32_t i = threadIdx.x; i < elements; i += kThreads) {
-    const float magnitude = fabsf(weight_at(p, group, channel, p.halves[i / 8], i % 8, stacked));
+  const auto measure = [&](float value) {
+    const float magnitude = fabsf(value);
     if (isfinite(magnitude)) {
       largest = fmaxf(largest, magnitude);
     } else {
       finite = false;
     }
+  };
+  float kept[kKept];
+  const int32_t thread = threadIdx.x;
+#pragma unroll
+  for (int n = 0; n < kKept; ++n) {
+    const int32_t i = thread + n * kThreads;
+    kept[n] = i < elements ? element(i) : 0.f;
   }
+#pragma unroll
+  for (int n = 0; n < kKept; ++n) measure(kept[n]);
+  for (int32_t i = thread + kKept * kThreads; i < elements; i += kThreads) measure(element(i));
   finite = __syncthreads_and(finite) != 0;
   const int32_t exponent = p.dtype == DType::kFloat32 ? row_exponent_of(largest) : 0;
-  if (threadIdx.x == 0) p.exponents[outer * rows + row] = RowExponent::make(exponent, finite).word;
+  if (thread == 0) p.exponents[outer * rows + row] = RowExponent::make(exponent, finite).word;
   char* tiles =
       static_cast<char*>(p.packed) + int64_t(outer) * p.steps * p.planes * rows * kRowStepBytes;
-  for (int32_t i = threadIdx.x; i < elements; i += kThreads) {
-    float value = weight_at(p, group, channel, p.halves[i / 8], i % 8, stacked);
+  const auto pack = [&](int32_t i, float value) {
     scale_exactly(value, -exponent);
     const int32_t k = i % 16;
     char* at = tiles + int64_t(i / 16) * p.planes * rows * kRowStepBytes +
@@ -82,7 +95,13 @@ __device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
       const float rest = value - __half2float(__ushort_as_half(high));
       *reinterpret_cast<uint16_t*>(at + rows * kRowStepBytes) = narrow(rest, p.element);
     }
+  };
+#pragma unroll
+  for (int n = 0; n < kKept; ++n) {
+    const int32_t i = thread + n * kThreads;
+    if (i < elements) pack(i, kept[n]);
   }
+  for (int32_t i = thread + kKept * kThreads; i < elements; i += kThreads) pack(i, element(i));
 }
 
 __global__ void __launch_bounds__(kThreads)
