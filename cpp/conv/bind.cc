@@ -2,6 +2,7 @@
 #include "conv/bind.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "conv/problem.h"
 #include "core/driver.h"
@@ -52,9 +53,12 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
   // that come through a ring are read by both at once. At ieee one promotes meanwhile, which takes
   // 2 to 10 % less time.
   const bool few = layout.steps.size() <= 8;
-  params->takes_turns =
-      policy.planes == 2 ||
-      (g.slab_ring >= g.slabs && (few || shift::producers(policy.tile_n, policy.planes) > 128));
+  params->turns =
+      policy.planes == 2 && !shift::in_parts(policy.tile_n, 2) ? shift::Turns::kOfSums
+      : g.slab_ring >= g.slabs && (few || shift::producers(policy.tile_n, policy.planes) > 128)
+          ? shift::Turns::kOfTiles
+          : shift::Turns::kNone;
+  if (getenv("TURNS")) params->turns = (shift::Turns)atoi(getenv("TURNS"));
   params->x = buffers.x.data;
   params->x_image = buffers.x.strides[0];
   params->x_channel = buffers.x.strides[1];
@@ -92,10 +96,11 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
   params->pairs = params->out_phase % 2 == 0 && g.out_width % 2 == 0;
   params->promotion = buffers.promotion;
   params->promotion2 = 2.f * buffers.promotion - 1.f;
-  params->steps_at_once = layout.steps_at_once();
+  params->steps_at_once = layout.steps_at_once;
   std::copy(layout.chunk_slab.begin(), layout.chunk_slab.end(), params->chunk_slab);
   std::copy(layout.chunk_steps.begin(), layout.chunk_steps.end(), params->chunk_steps);
   std::copy(layout.steps.begin(), layout.steps.end(), params->steps);
+  if (getenv("ONCE")) params->steps_at_once = atoi(getenv("ONCE"));
   return bind_pieces(params);
 }
 

@@ -1,12 +1,13 @@
 # The compiled shift kernels, one row each: element of the planes, pixels of one instruction, planes
 # of x and of the weight (2: ieee), and Role. Each comes in all roles.
 set(CUTFUSE_SHIFT_INSTANCES "")
-foreach(role IN ITEMS kStore kStatistics kAny)
+foreach(role IN ITEMS kStore kStatistics)
   # ELEMENT TILE_N PLANES ROLE
   list(APPEND CUTFUSE_SHIFT_INSTANCES
     "half_t 256 1 ${role} dev"
     "half_t 192 1 ${role}"
     "half_t 128 1 ${role}"
+    "half_t 256 2 ${role}"
     "half_t 128 2 ${role} dev"
     "half_t 64 2 ${role}")
 endforeach()

@@ -104,8 +104,8 @@ std::string ShiftPlan::describe() const {
           std::to_string(g.block_outputs) + " results of " +
           std::to_string(std::min(g.out_channels, g.m_blocks * 64)) + " channels";
   if (policy_.planes == 2) {
-    const int32_t once = layout_.steps_at_once();
-    text += once == shift::kSlabSteps ? ", three" : ", four";
+    const int32_t once = layout_.steps_at_once;
+    text += layout_.four_products ? ", four" : ", three";
     text += " products, promoted every " + std::to_string(16 * once) + " of K";
     text += "; what is below 2^-16 of the largest input in its tile loses accuracy";
   }

@@ -29,6 +29,11 @@ bool reads_ahead(const ConvPolicy& policy, const shift::Layout& layout) {
   return warps * layout.g.raw_depth * layout.g.together * shift::kRawItemBytes >= 16384;
 }
 
+/// Whether one box of staging may leave while the next is written.
+bool stores_ahead(const shift::Layout& layout) {
+  return layout.shared.staging_boxes > 1 || layout.g.warp_channels <= shift::kLanes;
+}
+
 /// Strips of equal width that tile_n pixels can take, from few to many; or 0, whole rows.
 std::vector<int32_t> strips_of(const ConvProblem& p, int32_t tile_n) {
   std::vector<int32_t> widths = {0};
@@ -69,7 +74,7 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const double cycles = 2.0 * steps * (two ? 3.0 : 1.0) * std::max(n / 2.0, 32.0);
   const auto items = double(layout.busiest_items);
   const double stored = g.tile_blocks * n * g.weight_rows / 16.0 * ((g.warp_channels + 7) / 8);
-  const double promoted = two ? 2.0 * n * steps / layout.steps_at_once() : 0.0;
+  const double promoted = two ? 2.0 * n * steps / layout.steps_at_once : 0.0;
   const double few = n * policy.planes <= 128 ? 5.3e-4 : 0.0;  // accumulators
   const double tile =
       1.0 * g.chunks + (8.4e-4 + few) * cycles + 0.313 * items + 4e-4 * stored + 1.5e-3 * promoted;
@@ -79,6 +84,7 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   // What the sum does not say: long tiles overlap more, and weights that come through a ring, or
   // little of x on its way, keep one plane's products waiting.
   double factor = layout_factor * (n == 256 && resident(layout) ? 0.85 : 1.0);
+  if (!stores_ahead(layout)) factor *= 1.05;
   if (!two && !resident(layout)) factor *= 1.1;
   if (!two && !reads_ahead(policy, layout)) factor *= 1.05;
   const int32_t walk = layout.walk(device.sm_count, true);
@@ -133,7 +139,8 @@ Status select_policy(const FusedConvProblem& problem, const DeviceProps& device,
             }
             const double time = estimate(problem, candidate, found, device);
             // Then fewer stages are no better.
-            const bool enough = resident(found) && reads_ahead(candidate, found);
+            const bool enough =
+                resident(found) && reads_ahead(candidate, found) && stores_ahead(found);
             if (time < best) {
               best = time;
               *policy = candidate;

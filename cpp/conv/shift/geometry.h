@@ -33,8 +33,11 @@ inline constexpr int32_t kRawItemBytes = 1024;  // of 32 pixels of eight lane-ch
 /// Threads that read and convert: two warpgroups, unless the others' accumulators leave them too
 /// few registers.
 constexpr int32_t producers(int32_t tile_n, int32_t planes) {
-  return tile_n * planes == 256 ? 128 : 256;
+  return tile_n * planes >= 256 ? 128 : 256;
 }
+/// Whether a kernel at ieee promotes parts of its tile one after the other, for which all weights
+/// must stay in shared memory.
+constexpr bool in_parts(int32_t tile_n, int32_t planes) { return tile_n * planes > 256; }
 /// Whether a kernel has the registers to change the patch's scale between chunks of channels.
 constexpr bool takes_chunks(int32_t tile_n) { return tile_n <= 128; }
 

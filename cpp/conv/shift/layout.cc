@@ -183,6 +183,15 @@ Status set_steps(Layout* layout) noexcept {
   return {};
 }
 
+/// In parts, the small products leave no error in the sums that are promoted.
+void set_promotion(const ConvPolicy& policy, Layout* layout) noexcept {
+  const Geometry& g = layout->g;
+  const int32_t terms = g.channels * g.kernel_h * g.kernel_w;
+  const bool parts = in_parts(policy.tile_n, policy.planes);
+  layout->steps_at_once = terms < 64 ? 1 : terms >= 128 ? kSlabSteps : parts ? 3 : 2;
+  layout->four_products = layout->steps_at_once <= 2;
+}
+
 Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* layout) noexcept {
   Geometry& g = layout->g;
   SharedLayout& s = layout->shared;
@@ -195,7 +204,10 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   };
   g.stages = policy.stages;
   s.stage_bytes = policy.planes * s.plane_bytes;
-  s.slab_bytes = kSlabSteps * policy.planes * g.weight_rows * kRowStepBytes;
+  const int32_t step_bytes = policy.planes * g.weight_rows * kRowStepBytes;
+  s.slab_bytes = kSlabSteps * step_bytes;
+  s.last_slab_bytes = ((layout->chunk_steps.back() - 1) % kSlabSteps + 1) * step_bytes;
+  const int64_t all_slabs = int64_t(g.slabs - 1) * s.slab_bytes + s.last_slab_bytes;
   s.patch = take(int64_t(g.stages) * s.stage_bytes, 128);
   s.rows = take(int64_t(g.weight_rows) * kRowBytes, 16);
   s.lanes = take(int64_t(g.lane_groups) * kLanes * kLaneBytes, 16);
@@ -223,24 +235,28 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
     s.raw = take(raw, 128);
     s.staging = take(boxes * box_bytes, 128);
     s.weights = take(0, 128);
-    const int64_t left = (device.shared_bytes - size - beyond) / s.slab_bytes;
-    g.slab_ring = static_cast<int32_t>(std::min<int64_t>({left, g.slabs, kMaxRing}));
-    return g.slab_ring >= g.slabs;
+    const int64_t left = device.shared_bytes - size - beyond;
+    const bool all = left >= all_slabs && g.slabs <= kMaxRing;
+    g.slab_ring =
+        all ? g.slabs
+            : static_cast<int32_t>(std::min<int64_t>({left / s.slab_bytes, g.slabs - 1, kMaxRing}));
+    return all;
   };
-  const bool stay = (g.warp_channels > 8 && (spend(2, kMostAhead) || spend(2, 4))) ||
-                    spend(1, kMostAhead) || spend(1, 4) || spend(1, 3) || spend(1, 2) ||
-                    spend(1, 1);
+  bool stay = (g.warp_channels > 8 && (spend(2, kMostAhead) || spend(2, 5) || spend(2, 4))) ||
+              spend(1, kMostAhead) || spend(1, 4) || spend(1, 3) || spend(1, 2) || spend(1, 1);
   if (!stay) {
     for (const int32_t depth : {4, 2, 1}) {
-      spend(1, depth);
+      stay = spend(1, depth);
       if (g.slab_ring >= 3) break;
     }
   }
-  CUTFUSE_CHECK(g.slab_ring >= std::min(g.slabs, 3), Code::kNotSupported,
+  const int32_t least = in_parts(policy.tile_n, policy.planes) ? g.slabs : std::min(g.slabs, 3);
+  CUTFUSE_CHECK(g.slab_ring >= least, Code::kNotSupported,
                 "%lld bytes of shared memory are too few for %d patches of %d bytes and weights",
                 static_cast<long long>(device.shared_bytes), g.stages, s.stage_bytes);
   set_pieces(raw, threads / 32 - 1, &g);
-  s.total = static_cast<int32_t>(s.weights + int64_t(g.slab_ring) * s.slab_bytes + beyond);
+  s.total = static_cast<int32_t>(s.weights +
+                                 (stay ? all_slabs : int64_t(g.slab_ring) * s.slab_bytes) + beyond);
   return {};
 }
 
@@ -271,6 +287,7 @@ Status lay_out_so(const ConvProblem& p, const ConvPolicy& policy, const DevicePr
   layout->shared.group_bytes = g.patch * 16;
   layout->shared.plane_bytes = g.chunk_groups * layout->shared.group_bytes;
   if (Status status = set_steps(layout); !status.ok()) return status;
+  set_promotion(policy, layout);
   share_out(policy, layout);
   if (Status status = set_shared(policy, device, layout); !status.ok()) return status;
   layout->tile_count = layout->outer() * g.batch * g.strips * g.tiles;

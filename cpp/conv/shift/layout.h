@@ -26,10 +26,8 @@ struct Layout {
   int32_t walk(int32_t sm_count, bool stores) const;
   /// Steps that are promoted together at ieee: fewer than a slab has, and with the fourth product,
   /// where sums are so short that single truncations show.
-  int32_t steps_at_once() const {
-    const int32_t terms = g.channels * g.kernel_h * g.kernel_w;
-    return terms < 64 ? 1 : terms < 128 ? 2 : kSlabSteps;
-  }
+  int32_t steps_at_once = 0;
+  bool four_products = false;
   int64_t outer() const { return int64_t(g.groups) * g.m_tiles; }
 };
 

@@ -39,15 +39,23 @@ struct SharedLayout {
   int32_t group_bytes = 0, plane_bytes = 0, stage_bytes = 0;
   int32_t weights = 0;  // [slab][step][plane][half of 8 of K][row][8]
   int32_t slab_bytes = 0;
-  int32_t staging = 0;        // [warp that has channels][box of 8 rows]
-  int32_t staging_boxes = 2;  // of eight rows, of each warp
-  int32_t rows = 0;           // RowConstants of the m tile
-  int32_t lanes = 0;          // Lanes
-  int32_t raw = 0;            // [producer warp][turn] of 32 pixels of eight channels, as in x;
-                              // or [piece][channel][row]
-  int32_t sends = 0;          // [warp][row]: what a bulk store is told
+  int32_t last_slab_bytes = 0;  // of the last one's steps; slabs that come through a ring are whole
+  int32_t staging = 0;          // [warp that has channels][box of 8 rows]
+  int32_t staging_boxes = 2;    // of eight rows, of each warp
+  int32_t rows = 0;             // RowConstants of the m tile
+  int32_t lanes = 0;            // Lanes
+  int32_t raw = 0;              // [producer warp][turn] of 32 pixels of eight channels, as in x;
+                                // or [piece][channel][row]
+  int32_t sends = 0;            // [warp][row]: what a bulk store is told
   int32_t control = 0;
   int32_t total = 0;
+};
+
+/// How the two warpgroups that multiply alternate.
+enum class Turns {
+  kNone,
+  kOfTiles,  ///< one multiplies while the other stores
+  kOfSums,   ///< at ieee: one multiplies while the other promotes
 };
 
 struct Params {
@@ -56,8 +64,8 @@ struct Params {
   SharedLayout shared;
   Divisor pitch, out_width, m_tiles, tiles_of_outer, tiles_of_image, tiles_of_strip;
   int32_t tile_count = 0;
-  int32_t walk = 1;          // tiles that a block takes one after the other
-  bool takes_turns = false;  // the warpgroups that multiply
+  int32_t walk = 1;  // tiles that a block takes one after the other
+  Turns turns = Turns::kNone;
 
   const void* x = nullptr;
   int64_t x_image = 0, x_channel = 0, x_row = 0, x_column = 0;

@@ -98,14 +98,16 @@ class Slabs {
   }
 
   CUTLASS_DEVICE void copy(int32_t outer, int32_t slab, int32_t slot) {
-    const uint32_t bytes = p_.shared.slab_bytes;
+    const uint32_t pitch = p_.shared.slab_bytes;
+    const bool last = stay() && slab == p_.g.slabs - 1;
+    const uint32_t bytes = last ? p_.shared.last_slab_bytes : pitch;
     const char* from =
-        static_cast<const char*>(p_.packed) + (int64_t(outer) * p_.g.slabs + slab) * bytes;
+        static_cast<const char*>(p_.packed) + (int64_t(outer) * p_.g.slabs + slab) * pitch;
     TransactionBarrier::arrive_and_expect_tx(&control_.slab_full[slot], bytes);
     const uint32_t barrier = shared_address(&control_.slab_full[slot]);
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(slabs_ + slot * bytes),
+            "r"(slabs_ + slot * pitch),
         "l"(from), "r"(bytes), "r"(barrier)
         : "memory");
   }
@@ -121,8 +123,8 @@ class Multiplier {
         control_(*reinterpret_cast<Control*>(shared + params.shared.control)),
         patches_(shared_address(shared) + params.shared.patch),
         slabs_(slabs),
-        takes_turns_(params.takes_turns) {
-    if (takes_turns_ && threadIdx.x >= 128) pass_turn();
+        turns_(params.turns) {
+    if (turns_ != Turns::kNone && threadIdx.x >= 128) pass_turn();
   }
 
   /// Waits for the next tile's patch, or for its first chunk of channels.
@@ -136,9 +138,13 @@ class Multiplier {
   CUTLASS_DEVICE bool run(float (&v)[kValues], int32_t& exponent, int32_t first, int32_t m_block) {
     const Geometry& g = p_.g;
     bool finite = true;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kValues; ++i) v[i] = 0.f;
-    for (int32_t chunk = 0; chunk < g.chunks; ++chunk, turn_.next(g.stages)) {
+    if constexpr (!kInParts) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kValues; ++i) v[i] = 0.f;
+    }
+    // In a loop the compiler would serialise wgmma whose results are both accumulated and promoted.
+    const int32_t chunks = kInParts ? 1 : g.chunks;
+    for (int32_t chunk = 0; chunk < chunks; ++chunk, turn_.next(g.stages)) {
       const int32_t stage = turn_.stage;
       if (chunk > 0) Barrier::wait(&control_.full[stage], turn_.phase);
       const int32_t here = control_.info[stage].exponent;
@@ -147,9 +153,13 @@ class Multiplier {
       if constexpr (kPlanes == 1 && takes_chunks(kN)) rescale(v, change);
       exponent = here;
       const uint32_t patch = patches_ + stage * p_.shared.stage_bytes + first * 16;
-      if constexpr (kPlanes == 1) wait_turn();
-      multiply(v, chunk, patch, m_block, change);
-      if constexpr (kPlanes == 1) pass_turn();
+      if (turns_ == Turns::kOfTiles) wait_turn();
+      if constexpr (kInParts) {
+        multiply_in_parts(v, patch, m_block);
+      } else {
+        multiply(v, chunk, patch, m_block, change);
+      }
+      if (turns_ == Turns::kOfTiles) pass_turn();
       __syncwarp();
       if (threadIdx.x % 32 == 0) Barrier::arrive(&control_.empty[stage]);
     }
@@ -159,10 +169,12 @@ class Multiplier {
 
   /// After the last tile: the other warpgroup's turn has been passed once more than it waits.
   CUTLASS_DEVICE void finish() {
-    if (threadIdx.x < 128) wait_turn();
+    if (turns_ != Turns::kNone && threadIdx.x < 128) wait_turn();
   }
 
  private:
+  /// At ieee there are no registers for a second set of so many sums.
+  static constexpr bool kInParts = in_parts(kN, kPlanes);
   using Mma = Instruction<kN, Element>;
 
   const Params& p_;
@@ -170,20 +182,16 @@ class Multiplier {
   uint32_t patches_;
   Slabs& slabs_;
   Turn turn_;
-  bool takes_turns_;
+  Turns turns_;
 
   /// Of a step's weights.
   CUTLASS_DEVICE uint32_t plane_bytes() const { return p_.g.weight_rows * kRowStepBytes; }
 
-  /// One warpgroup multiplies while the other stores.
-  CUTLASS_DEVICE void wait_turn() {
-    if (takes_turns_)
-      cutlass::arch::NamedBarrier::sync(kConsumers, kTurnBarrier + threadIdx.x / 128);
+  CUTLASS_DEVICE static void wait_turn() {
+    cutlass::arch::NamedBarrier::sync(kConsumers, kTurnBarrier + threadIdx.x / 128);
   }
-  CUTLASS_DEVICE void pass_turn() {
-    if (takes_turns_) {
-      cutlass::arch::NamedBarrier::arrive(kConsumers, kTurnBarrier + (1 - threadIdx.x / 128));
-    }
+  CUTLASS_DEVICE static void pass_turn() {
+    cutlass::arch::NamedBarrier::arrive(kConsumers, kTurnBarrier + (1 - threadIdx.x / 128));
   }
 
   /// v *= 2^e. One plane's v is the accumulator: a branch would serialise wgmma.
@@ -248,6 +256,93 @@ class Multiplier {
       fence(v);
 #pragma unroll 1
       for (; held > 0; --held) slabs_.release();
+    }
+  }
+
+  /// v += all steps, whose weights stay. The small products of all are summed in v, where they
+  /// leave no more error than in a sum of their own; the large ones are promoted to it in parts.
+  CUTLASS_DEVICE void multiply_in_parts(float (&v)[kValues], uint32_t patch, int32_t m_block) {
+    const int32_t count = p_.chunk_steps[0];
+    Steps steps = steps_of(0, slabs_.wait(0, count) + m_block * 64 * 16, patch);
+    const uint32_t low_weight = plane_bytes() >> 4;
+    const uint32_t low_patch = uint32_t(p_.shared.plane_bytes) >> 4;
+    const auto add_small = [&](auto lowest) {
+      const auto step = [&](int at, bool add) {
+        Mma::run(v, steps.weight(at) + low_weight, steps.pixels(at), add);
+        Mma::run(v, steps.weight(at), steps.pixels(at) + low_patch, true);
+        if constexpr (decltype(lowest)::value) {
+          Mma::run(v, steps.weight(at) + low_weight, steps.pixels(at) + low_patch, true);
+        }
+      };
+      fence(v);
+      cute::warpgroup_arrive();
+      step(0, false);
+      cute::warpgroup_commit_batch();
+      int32_t i = 1;
+#pragma unroll 1
+      for (; i + 1 < count; i += 2) {
+        cute::warpgroup_arrive();
+        step(i, true);
+        step(i + 1, true);
+        cute::warpgroup_commit_batch();
+      }
+      if (i < count) {
+        cute::warpgroup_arrive();
+        step(i, true);
+        cute::warpgroup_commit_batch();
+      }
+      cute::warpgroup_wait<0>();
+      fence(v);
+    };
+    const int32_t at_once = p_.steps_at_once;
+    if (at_once == 1) {
+      add_small(std::true_type{});
+    } else {
+      add_small(std::false_type{});
+    }
+#pragma unroll 1
+    for (int32_t done = 0; done < count; done += at_once, steps.next(at_once)) {
+      const bool whole = at_once == kSlabSteps && done / kSlabSteps % 3 != 0;
+      const float factor = at_once == 1 ? 1.f : whole ? p_.promotion2 : p_.promotion;
+      switch (min(count - done, at_once)) {
+        case 1:
+          promote_parts<1>(v, steps, factor);
+          break;
+        case 2:
+          promote_parts<2>(v, steps, factor);
+          break;
+        case 3:
+          promote_parts<3>(v, steps, factor);
+          break;
+        default:
+          promote_parts<4>(v, steps, factor);
+          break;
+      }
+    }
+  }
+
+  /// v += factor * the large products of kCount steps.
+  template <int kCount>
+  CUTLASS_DEVICE static void promote_parts(float (&v)[kValues], const Steps& steps, float factor) {
+    constexpr int kPart = 64;  // pixels
+    CUTLASS_PRAGMA_UNROLL
+    for (int part = 0; part < kN / kPart; ++part) {
+      float sum[kPart / 2];
+      fence(sum);
+      cute::warpgroup_arrive();
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        Instruction<kPart, Element>::run(sum, steps.weight(i), steps.pixels(i) + part * kPart,
+                                         i > 0);
+      }
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<0>();
+      fence(sum);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kPart / 2; ++i) {
+        float& to = v[part * (kPart / 2) + i];
+        to = fmaf(sum[i], factor, to);
+      }
     }
   }
 
@@ -324,7 +419,7 @@ class Multiplier {
   CUTLASS_DEVICE void sum_up(float (&sum)[kValues], const Steps& steps) {
     const uint32_t low_weight = plane_bytes() >> 4;
     const uint32_t low_patch = uint32_t(p_.shared.plane_bytes) >> 4;
-    wait_turn();
+    if (turns_ == Turns::kOfSums) wait_turn();
     fence(sum);
     cute::warpgroup_arrive();
     CUTLASS_PRAGMA_UNROLL
@@ -340,7 +435,7 @@ class Multiplier {
       Mma::run(sum, steps.weight(i), steps.pixels(i), kSmall > 0 || i > kBegin);
     }
     cute::warpgroup_commit_batch();
-    pass_turn();
+    if (turns_ == Turns::kOfSums) pass_turn();
     cute::warpgroup_wait<0>();
     fence(sum);
   }
