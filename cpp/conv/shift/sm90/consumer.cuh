@@ -138,12 +138,12 @@ class Multiplier {
   CUTLASS_DEVICE bool run(float (&v)[kValues], int32_t& exponent, int32_t first, int32_t m_block) {
     const Geometry& g = p_.g;
     bool finite = true;
-    if constexpr (!kInParts) {
+    if constexpr (kPlanes == 2 && !kInParts) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kValues; ++i) v[i] = 0.f;
     }
-    // In a loop the compiler would serialise wgmma whose results are both accumulated and promoted.
-    const int32_t chunks = kInParts ? 1 : g.chunks;
+    // Where there is no loop the compiler need not be told so: else it would serialise wgmma.
+    const int32_t chunks = takes_chunks(kN) ? g.chunks : 1;
     for (int32_t chunk = 0; chunk < chunks; ++chunk, turn_.next(g.stages)) {
       const int32_t stage = turn_.stage;
       if (chunk > 0) Barrier::wait(&control_.full[stage], turn_.phase);
@@ -239,7 +239,7 @@ class Multiplier {
       const int32_t slab = first + done / kSlabSteps;
       const Steps these = steps_of(slab, slabs_.wait(slab, count) + m_block * 64 * 16, patch);
       if constexpr (kPlanes == 1) {
-        add(v, these, count);
+        add(v, these, count, chunk > 0 || done > 0);
         ++held;
         if (held > 1 && count == kSlabSteps) {  // then those before are done
           cute::warpgroup_wait<1>();
@@ -346,20 +346,23 @@ class Multiplier {
     }
   }
 
-  /// v += `count` steps, one group of instructions for each kSlabSteps of them.
-  CUTLASS_DEVICE static void add(float (&v)[kValues], Steps steps, int32_t count) {
+  /// v += `count` steps, one group of instructions for each kSlabSteps of them; v = them, unless
+  /// there is something to add to.
+  CUTLASS_DEVICE static void add(float (&v)[kValues], Steps steps, int32_t count, bool to) {
 #pragma unroll 1
-    for (; count >= kSlabSteps; count -= kSlabSteps) {
+    for (; count >= kSlabSteps; count -= kSlabSteps, to = true) {
       cute::warpgroup_arrive();
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSlabSteps; ++i) Mma::run(v, steps.weight(i), steps.pixels(i), true);
+      for (int i = 0; i < kSlabSteps; ++i) {
+        Mma::run(v, steps.weight(i), steps.pixels(i), i > 0 || to);
+      }
       cute::warpgroup_commit_batch();
       steps.next(kSlabSteps);
     }
 #pragma unroll 1
-    for (; count > 0; --count) {
+    for (; count > 0; --count, to = true) {
       cute::warpgroup_arrive();
-      Mma::run(v, steps.weight(0), steps.pixels(0), true);
+      Mma::run(v, steps.weight(0), steps.pixels(0), to);
       cute::warpgroup_commit_batch();
       steps.next();
     }
