@@ -2,7 +2,6 @@
 #include "conv/bind.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "conv/problem.h"
 #include "core/driver.h"
@@ -58,7 +57,6 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
       : g.slab_ring >= g.slabs && (few || shift::producers(policy.tile_n, policy.planes) > 128)
           ? shift::Turns::kOfTiles
           : shift::Turns::kNone;
-  if (getenv("TURNS")) params->turns = (shift::Turns)atoi(getenv("TURNS"));
   params->x = buffers.x.data;
   params->x_image = buffers.x.strides[0];
   params->x_channel = buffers.x.strides[1];
@@ -100,7 +98,6 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
   std::copy(layout.chunk_slab.begin(), layout.chunk_slab.end(), params->chunk_slab);
   std::copy(layout.chunk_steps.begin(), layout.chunk_steps.end(), params->chunk_steps);
   std::copy(layout.steps.begin(), layout.steps.end(), params->steps);
-  if (getenv("ONCE")) params->steps_at_once = atoi(getenv("ONCE"));
   return bind_pieces(params);
 }
 

@@ -174,16 +174,26 @@ def test_every_compiled_policy_runs_a_founding_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "words"),
+    ("tile", "channels", "words"),
     [
-        (7, "four products, promoted every 16 of K"),
-        (8, "four products, promoted every 32 of K"),
-        (15, "three products, promoted every 64 of K"),
+        (128, 7, "four products, promoted every 16 of K"),
+        (128, 8, "four products, promoted every 32 of K"),
+        (128, 15, "three products, promoted every 64 of K"),
+        (256, 7, "four products, promoted every 16 of K"),
+        (256, 8, "three products, promoted every 48 of K"),
+        (256, 15, "three products, promoted every 64 of K"),
     ],
 )
-def test_short_sums_at_ieee_are_promoted_more_often(channels: int, words: str) -> None:
+def test_short_sums_at_ieee_are_promoted_more_often(tile: int, channels: int, words: str) -> None:
     shape = (128, channels, *BATCH_NORM[2:])
-    assert words in _C.make_conv_plan(problem(shape, "ieee"), H200).describe()
+    policy = _C.ConvPolicy(tile, 2, 1, 1, 0, 0, 2)
+    assert words in _C.make_conv_plan(problem(shape, "ieee"), H200, policy).describe()
+
+
+def test_long_tiles_at_ieee_need_all_weights_in_shared_memory() -> None:
+    policy = _C.ConvPolicy(256, 2, 1, 1, 0, 0, 2)
+    with pytest.raises(NotImplementedError, match="too few for 2 patches of .* and weights"):
+        _C.make_conv_plan(problem((128, 32, *BATCH_NORM[2:]), "ieee"), H200, policy)
 
 
 def resized(shape: tuple[Any, ...], width: int) -> tuple[Any, ...]:
@@ -193,9 +203,9 @@ def resized(shape: tuple[Any, ...], width: int) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("shape", "tier", "pieces"),
     [
-        (BATCH_NORM, "tf32", "x in 4 pieces of 2 rows"),
-        (BATCH_NORM, "ieee", "x in 4 pieces of 2 rows"),
-        (CONV2D, "tf32", "x in 3 pieces of 1 rows"),
+        (BATCH_NORM, "tf32", "x in 3 pieces of 3 rows"),
+        (BATCH_NORM, "ieee", "x in 5 pieces of 1 rows"),
+        (CONV2D, "tf32", "x in 4 pieces of 1 rows"),
         (TRANSPOSED, "ieee", None),  # too little would be on its way
         (TRANSPOSED, "tf32", None),  # they would be too small
         (resized(BATCH_NORM, 127), "tf32", None),  # rows of no multiple of 16 bytes

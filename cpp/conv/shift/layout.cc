@@ -227,11 +227,11 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
       g.piece_rows > 0 ? kFewestPieces * int64_t(round_up(piece_row_bytes(g), 128)) : 0;
   int64_t raw = 0;
   const int64_t before = size;
-  const auto spend = [&](int32_t boxes, int32_t depth) {
+  const auto spend = [&](int32_t boxes, int32_t depth, int64_t more = 0) {
     size = before;
     s.staging_boxes = boxes;
     g.raw_depth = depth;
-    raw = std::max(int64_t(depth) * g.together * (threads / 32) * kRawItemBytes, pieces);
+    raw = std::max(int64_t(depth) * g.together * (threads / 32) * kRawItemBytes, pieces) + more;
     s.raw = take(raw, 128);
     s.staging = take(boxes * box_bytes, 128);
     s.weights = take(0, 128);
@@ -255,6 +255,10 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
                 "%lld bytes of shared memory are too few for %d patches of %d bytes and weights",
                 static_cast<long long>(device.shared_bytes), g.stages, s.stage_bytes);
   set_pieces(raw, threads / 32 - 1, &g);
+  if (stay && g.piece_rows > 0) {  // pieces take what is left
+    spend(s.staging_boxes, g.raw_depth, (device.shared_bytes - size - beyond - all_slabs) & ~127);
+    set_pieces(raw, threads / 32 - 1, &g);
+  }
   s.total = static_cast<int32_t>(s.weights +
                                  (stay ? all_slabs : int64_t(g.slab_ring) * s.slab_bytes) + beyond);
   return {};

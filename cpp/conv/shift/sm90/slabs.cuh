@@ -1,0 +1,114 @@
+/// \file
+/// The weight in shared memory, in slabs of four steps.
+#pragma once
+
+#include "conv/shift/sm90/layout.cuh"
+
+namespace cutfuse::conv::shift::sm90 {
+
+/// The weight's slabs come through a ring, or stay where all of one (group, m tile) fit in. Thread
+/// 0 of the first consumer warpgroup loads them.
+class Slabs {
+ public:
+  CUTLASS_DEVICE Slabs(const Params& params, char* shared)
+      : p_(params),
+        control_(*reinterpret_cast<Control*>(shared + params.shared.control)),
+        slabs_(shared_address(shared) + params.shared.weights) {}
+
+  CUTLASS_DEVICE bool stay() const { return p_.g.slab_ring >= p_.g.slabs; }
+
+  /// Before the first tile. A ring is filled ahead over all tiles of this block.
+  CUTLASS_DEVICE void start() {
+    if (!loads() || stay()) return;
+    control_.ahead = {Schedule(p_), 0, 0};
+#pragma unroll 1
+    for (int32_t i = 0; i < p_.g.slab_ring; ++i) load();
+  }
+
+  /// A new (group, m tile) where slabs stay: all of them, after both warpgroups are done with the
+  /// old ones.
+  CUTLASS_DEVICE void replace(int32_t outer) {
+    if (!stay()) return;
+    if (loads()) {
+#pragma unroll 1
+      for (int32_t i = 0; i < p_.g.slabs; ++i) copy(outer, i, i);
+    }
+    turn_.phase ^= 1;
+    first_ = true;
+  }
+
+  /// A tile is done.
+  CUTLASS_DEVICE void finish_tile() {
+    if (stay()) first_ = false;
+  }
+
+  /// Shared address of a tile's slab `slab`, once it and those of `steps` steps are there.
+  CUTLASS_DEVICE uint32_t wait(int32_t slab, int32_t steps) {
+    if (stay()) {
+#pragma unroll 1
+      for (int32_t done = 0; first_ && done < steps; done += kSlabSteps) {
+        Barrier::wait(&control_.slab_full[slab + done / kSlabSteps], turn_.phase ^ 1);
+      }
+      return slabs_ + slab * p_.shared.slab_bytes;
+    }
+    const int32_t slot = turn_.stage;
+    Barrier::wait(&control_.slab_full[slot], turn_.phase);
+    turn_.next(p_.g.slab_ring);
+    return slabs_ + slot * p_.shared.slab_bytes;
+  }
+
+  /// This warp has read the oldest slab of those that wait() gave.
+  CUTLASS_DEVICE void release() {
+    if (stay()) return;
+    if (threadIdx.x % 32 == 0) Barrier::arrive(&control_.slab_empty[read_.stage]);
+    // The slot before this one: the other warpgroup is likely done with it.
+    if (loads() && !(first_ && read_.stage == 0)) {
+      const bool wraps = read_.stage == 0;
+      Barrier::wait(&control_.slab_empty[wraps ? p_.g.slab_ring - 1 : read_.stage - 1],
+                    wraps ? read_.phase ^ 1 : read_.phase);
+      load();
+    }
+    __syncwarp();
+    read_.next(p_.g.slab_ring);
+    first_ = first_ && read_.stage != 0;
+  }
+
+ private:
+  const Params& p_;
+  Control& control_;
+  uint32_t slabs_;
+  Turn turn_;  // where slabs stay, its phase is that of how often they came
+  Turn read_;
+  bool first_ = true;  // round of the ring; where slabs stay, tile that reads them
+
+  CUTLASS_DEVICE static bool loads() { return threadIdx.x == 0; }
+
+  /// The next slab of all tiles, if there is one.
+  CUTLASS_DEVICE void load() {
+    SlabsAhead& ahead = control_.ahead;
+    if (!ahead.schedule.more(p_)) return;
+    copy(p_.tiles_of_outer.divide(ahead.schedule.index()), ahead.slab, ahead.slot);
+    if (++ahead.slot == p_.g.slab_ring) ahead.slot = 0;
+    if (++ahead.slab == p_.g.slabs) {
+      ahead.slab = 0;
+      ahead.schedule.next(p_);
+    }
+  }
+
+  CUTLASS_DEVICE void copy(int32_t outer, int32_t slab, int32_t slot) {
+    const uint32_t pitch = p_.shared.slab_bytes;
+    const bool last = stay() && slab == p_.g.slabs - 1;
+    const uint32_t bytes = last ? p_.shared.last_slab_bytes : pitch;
+    const char* from =
+        static_cast<const char*>(p_.packed) + (int64_t(outer) * p_.g.slabs + slab) * pitch;
+    TransactionBarrier::arrive_and_expect_tx(&control_.slab_full[slot], bytes);
+    const uint32_t barrier = shared_address(&control_.slab_full[slot]);
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(slabs_ + slot * pitch),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+  }
+};
+
+}  // namespace cutfuse::conv::shift::sm90
