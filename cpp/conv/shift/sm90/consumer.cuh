@@ -1,6 +1,7 @@
 /// \file
 /// Multiplies: every filter tap reads the same patch, shifted. At ieee the accumulator is promoted
 /// to a second fp32 register set every slab (64 of K), as in gemm/sm90/mainloop.cuh, or sooner.
+/// Tiles of 256 pixels have no registers for a second set: multiply_in_parts.
 #pragma once
 
 #include "conv/shift/sm90/slabs.cuh"
@@ -37,7 +38,7 @@ class Multiplier {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kValues; ++i) v[i] = 0.f;
     }
-    // Where there is no loop the compiler need not be told so: else it would serialise wgmma.
+    // Without the loop where there is one chunk: in it the compiler would serialise wgmma.
     const int32_t chunks = takes_chunks(kN) ? g.chunks : 1;
     for (int32_t chunk = 0; chunk < chunks; ++chunk, turn_.next(g.stages)) {
       const int32_t stage = turn_.stage;
@@ -68,7 +69,6 @@ class Multiplier {
   }
 
  private:
-  /// At ieee there are no registers for a second set of so many sums.
   static constexpr bool kInParts = in_parts(kN, kPlanes);
   using Mma = Instruction<kN, Element>;
 
@@ -154,8 +154,8 @@ class Multiplier {
     }
   }
 
-  /// v += all steps, whose weights stay. The small products of all are summed in v, where they
-  /// leave no more error than in a sum of their own; the large ones are promoted to it in parts.
+  /// v = the sum of all steps, whose weights stay. The small products of all of them come first, in
+  /// v itself: it truncates at their size. The large ones are promoted to it, 64 pixels at a time.
   CUTLASS_DEVICE void multiply_in_parts(float (&v)[kValues], uint32_t patch, int32_t m_block) {
     const int32_t count = p_.chunk_steps[0];
     Steps steps = steps_of(0, slabs_.wait(0, count) + m_block * 64 * 16, patch);
@@ -197,8 +197,8 @@ class Multiplier {
     }
 #pragma unroll 1
     for (int32_t done = 0; done < count; done += at_once, steps.next(at_once)) {
-      const bool whole = at_once == kSlabSteps && done / kSlabSteps % 3 != 0;
-      const float factor = at_once == 1 ? 1.f : whole ? p_.promotion2 : p_.promotion;
+      const bool second = at_once == kSlabSteps && done / kSlabSteps % 3 != 0;
+      const float factor = at_once == 1 ? 1.f : second ? p_.promotion2 : p_.promotion;
       switch (min(count - done, at_once)) {
         case 1:
           promote_parts<1>(v, steps, factor);
