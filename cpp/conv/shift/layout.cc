@@ -256,8 +256,8 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
                 static_cast<long long>(device.shared_bytes), g.stages, s.stage_bytes);
   set_pieces(raw, threads / 32 - 1, &g);
   // Pieces take what is left. Not those of phases: with a fourth piece the 11x11 layer took 0.24 ms
-  // where calls alternate between two inputs and 0.63 where they repeat one, with three 0.25 to 0.28
-  // (H200; unexplained).
+  // where calls alternate between two inputs and 0.63 where they repeat one, with three 0.25 to
+  // 0.28 (H200; unexplained).
   if (stay && g.piece_rows > 0 && g.phases_h * g.phases_w == 1) {
     spend(s.staging_boxes, g.raw_depth, (device.shared_bytes - size - beyond - all_slabs) & ~127);
     set_pieces(raw, threads / 32 - 1, &g);
