@@ -192,7 +192,7 @@ def test_short_sums_at_ieee_are_promoted_more_often(tile: int, channels: int, wo
 
 def test_long_tiles_at_ieee_need_all_weights_in_shared_memory() -> None:
     policy = _C.ConvPolicy(256, 2, 1, 1, 0, 0, 2)
-    with pytest.raises(NotImplementedError, match="too few for 2 patches of .* and weights"):
+    with pytest.raises(NotImplementedError, match=r"too few for 2 patches of .* and weights"):
         _C.make_conv_plan(problem((128, 32, *BATCH_NORM[2:]), "ieee"), H200, policy)
 
 
