@@ -94,8 +94,8 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
 }
 
 double estimate_eager(const FusedConvProblem& problem) noexcept {
-  // Never more than it took on an H200, for 27 problems: memory at 0.9 TB/s, at 1.7 in
-  // channels_last, tensor cores at 60 TFLOP/s, or 120 with 32 channels and more, 40 with fewer than
+  // Never more than it took on an H200, for 51 problems: memory at 0.9 TB/s, at 1.7 in
+  // channels_last, tensor cores at 90 TFLOP/s, or 121 with 32 channels and more, 48 with fewer than
   // 12, fp32 units at 30; batch norm at 3 TB/s.
   const ConvProblem& p = problem.conv;
   const double in = double(p.batch) * p.channels * p.height * p.width;
@@ -104,9 +104,9 @@ double estimate_eager(const FusedConvProblem& problem) noexcept {
   const double sums = p.transposed ? in * p.out_channels / p.groups : out * channels;
   const double flops = 2.0 * sums * p.kernel_h * p.kernel_w;
   const double rate = p.precision == Precision::kIeee ? 30e6
-                      : channels >= 32.0              ? 120e6
-                      : channels >= 12.0              ? 60e6
-                                                      : 40e6;
+                      : channels >= 32.0              ? 121e6
+                      : channels >= 12.0              ? 90e6
+                                                      : 48e6;
   const double tail = problem.tail == Tail::kNone ? 0.0 : 2.0 * out * size_of(p.dtype) / 3e6;
   const double memory = problem.channels_last ? 1.7e6 : 0.9e6;
   return std::max(5.0 + (in + out) * size_of(p.dtype) / memory, flops / rate) + tail;
