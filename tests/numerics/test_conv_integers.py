@@ -79,11 +79,14 @@ def test_forced_policies(policy, fused: None) -> None:
 def test_stacked_rows(policy, case: ConvCase, fused: None) -> None:
     """In strips, with as many rows of results at once as the instruction has rows for."""
     assert policy is not None, "the native library has no policy of convolutions"
-    if case is STACKED[1] and (policy.tile_n, policy.planes) == (256, 2):
-        pytest.skip("its weights do not stay in shared memory, which these tiles need")
     sizes = (policy.tile_n, policy.planes, policy.element, 1, policy.tile_n - 24, 0, 2)
     with forced_conv_policy(type(policy)(*sizes)):
         for kind in (one for one in conv_kinds_of(policy) if one in KINDS):
+            if case is STACKED[1] and (policy.tile_n, policy.planes) == (256, 2):
+                # Its weights cannot stay in shared memory, which these tiles need.
+                with pytest.raises(NotImplementedError, match="shared memory"):
+                    exactly(case, kind)
+                continue
             exactly(case, kind)
             if not case.transposed:
                 batch_norm(kind, True, case)
