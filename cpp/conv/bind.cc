@@ -53,8 +53,8 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
   // 2 to 10 % less time; where tiles are promoted in parts they take turns by tiles (7 %).
   const bool few = layout.steps.size() <= 8;
   params->turns =
-      policy.planes == 2 && !shift::in_parts(policy.tile_n, 2) ? shift::Turns::kOfSums
-      : g.slab_ring >= g.slabs && (few || shift::producers(policy.tile_n, policy.planes) > 128)
+      policy.planes == 2 && !shift::in_parts(policy.tile_n, policy.planes) ? shift::Turns::kOfSums
+      : shift::weights_stay(g) && (few || shift::producers(policy.tile_n, policy.planes) > 128)
           ? shift::Turns::kOfTiles
           : shift::Turns::kNone;
   params->x = buffers.x.data;

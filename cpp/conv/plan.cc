@@ -105,11 +105,11 @@ std::string ShiftPlan::describe() const {
           std::to_string(std::min(g.out_channels, g.m_blocks * 64)) + " channels";
   if (policy_.planes == 2) {
     const int32_t once = layout_.steps_at_once;
-    text += layout_.four_products ? ", four" : ", three";
+    text += layout_.four_products() ? ", four" : ", three";
     text += " products, promoted every " + std::to_string(16 * once) + " of K";
     text += "; what is below 2^-16 of the largest input in its tile loses accuracy";
   }
-  if (g.slab_ring < g.slabs) text += ", weights streamed";
+  if (!weights_stay(g)) text += ", weights streamed";
   if (g.piece_rows > 0) {
     text += ", x in " + std::to_string(g.pieces) + " pieces of " + std::to_string(g.piece_rows) +
             " rows where it is contiguous";

@@ -20,9 +20,6 @@ DType element_of(const ConvProblem& p) {
   return p.dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
 }
 
-/// Whether the weights of a (group, m tile) stay in shared memory.
-bool resident(const shift::Layout& layout) { return layout.g.slab_ring >= layout.g.slabs; }
-
 /// Whether enough of x is on its way to hide DRAM's latency: 16 KiB a multiprocessor.
 bool reads_ahead(const ConvPolicy& policy, const shift::Layout& layout) {
   const int32_t warps = shift::producers(policy.tile_n, policy.planes) / 32;
@@ -83,9 +80,9 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const double layout_factor = !problem.channels_last ? 1.0 : two ? 1.6 : 2.1;
   // What the sum does not say: long tiles overlap more, and weights that come through a ring, or
   // little of x on its way, keep one plane's products waiting.
-  double factor = layout_factor * (n == 256 && resident(layout) ? 0.85 : 1.0);
+  double factor = layout_factor * (n == 256 && weights_stay(g) ? 0.85 : 1.0);
   if (!stores_ahead(layout)) factor *= 1.05;
-  if (!two && !resident(layout)) factor *= 1.1;
+  if (!two && !weights_stay(g)) factor *= 1.1;
   if (!two && !reads_ahead(policy, layout)) factor *= 1.05;
   const int32_t walk = layout.walk(device.sm_count, true);
   const double walks = std::ceil(double(layout.tile_count) / walk);
@@ -94,9 +91,9 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
 }
 
 double estimate_eager(const FusedConvProblem& problem) noexcept {
-  // Never more than it took on an H200, for 51 problems: memory at 0.9 TB/s, at 1.7 in
-  // channels_last, tensor cores at 90 TFLOP/s, or 121 with 32 channels and more, 48 with fewer than
-  // 12, fp32 units at 30; batch norm at 3 TB/s.
+  // Never more than it took on an H200, for 51 problems but some below 40 us, whose x was in L2:
+  // memory at 0.9 TB/s, at 1.7 in channels_last, tensor cores at 90 TFLOP/s, or 121 with 32
+  // channels and more, 48 with fewer than 12, fp32 units at 30; batch norm at 3 TB/s.
   const ConvProblem& p = problem.conv;
   const double in = double(p.batch) * p.channels * p.height * p.width;
   const double out = double(p.batch) * p.out_channels * p.out_height * p.out_width;
@@ -140,7 +137,7 @@ Status select_policy(const FusedConvProblem& problem, const DeviceProps& device,
             const double time = estimate(problem, candidate, found, device);
             // Then fewer stages are no better.
             const bool enough =
-                resident(found) && reads_ahead(candidate, found) && stores_ahead(found);
+                weights_stay(found.g) && reads_ahead(candidate, found) && stores_ahead(found);
             if (time < best) {
               best = time;
               *policy = candidate;

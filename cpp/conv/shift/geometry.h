@@ -120,6 +120,9 @@ constexpr LaneChannel lane_channel(const Geometry& g, int32_t q) {
   return {channel, phase / g.phases_w, phase % g.phases_w};
 }
 
+/// Whether all weights of a (group, m tile) stay in shared memory; else they come through a ring.
+constexpr bool weights_stay(const Geometry& g) { return g.slab_ring >= g.slabs; }
+
 /// Groups of lane-channels that a piece has: all where channels are few, else every phase of eight.
 constexpr int32_t groups_of_piece(const Geometry& g) {
   return g.phase_channels == 0 ? g.lane_groups : g.phases_h * g.phases_w;

@@ -187,9 +187,8 @@ Status set_steps(Layout* layout) noexcept {
 void set_promotion(const ConvPolicy& policy, Layout* layout) noexcept {
   const Geometry& g = layout->g;
   const int32_t terms = g.channels * g.kernel_h * g.kernel_w;
-  const bool parts = in_parts(policy.tile_n, policy.planes);
-  layout->steps_at_once = terms < 64 ? 1 : terms >= 128 ? kSlabSteps : parts ? 3 : 2;
-  layout->four_products = layout->steps_at_once <= 2;
+  const int32_t few = in_parts(policy.tile_n, policy.planes) ? 3 : 2;
+  layout->steps_at_once = terms < 64 ? 1 : terms < 128 ? few : kSlabSteps;
 }
 
 Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* layout) noexcept {
@@ -242,11 +241,12 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
             : static_cast<int32_t>(std::min<int64_t>({left / s.slab_bytes, g.slabs - 1, kMaxRing}));
     return all;
   };
-  bool stay = (g.warp_channels > 8 && (spend(2, kMostAhead) || spend(2, 5) || spend(2, 4))) ||
-              spend(1, kMostAhead) || spend(1, 4) || spend(1, 3) || spend(1, 2) || spend(1, 1);
+  const bool stay = (g.warp_channels > 8 && (spend(2, kMostAhead) || spend(2, 5) || spend(2, 4))) ||
+                    spend(1, kMostAhead) || spend(1, 4) || spend(1, 3) || spend(1, 2) ||
+                    spend(1, 1);
   if (!stay) {
     for (const int32_t depth : {4, 2, 1}) {
-      stay = spend(1, depth);
+      spend(1, depth);
       if (g.slab_ring >= 3) break;
     }
   }
@@ -310,7 +310,7 @@ Status lay_out_stacked(const ConvProblem& p, const ConvPolicy& policy, const Dev
   // Unless then the weights, which stayed, come through a ring.
   Layout pieces;
   if (lay_out_so(p, policy, device, stack, true, &pieces).ok() && pieces.g.piece_rows > 0 &&
-      (pieces.g.slab_ring >= pieces.g.slabs || layout->g.slab_ring < layout->g.slabs)) {
+      (weights_stay(pieces.g) || !weights_stay(layout->g))) {
     *layout = std::move(pieces);
   }
   return {};

@@ -27,7 +27,7 @@ struct Layout {
   /// Steps that are promoted together at ieee: fewer than a slab has, and with the fourth product,
   /// where sums are so short that single truncations show.
   int32_t steps_at_once = 0;
-  bool four_products = false;
+  bool four_products() const { return steps_at_once <= 2; }
   int64_t outer() const { return int64_t(g.groups) * g.m_tiles; }
 };
 

@@ -21,7 +21,7 @@ namespace cutfuse::conv::shift::sm90 {
 template <int kN, int kPlanes>
 struct Registers {
   static constexpr bool kWide = producers(kN, kPlanes) == 128;
-  static constexpr uint32_t kProducer = !kWide ? 80 : kN * kPlanes > 256 ? 72 : 88;
+  static constexpr uint32_t kProducer = !kWide ? 80 : in_parts(kN, kPlanes) ? 72 : 88;
   static constexpr uint32_t kConsumer = kWide ? 252 - kProducer / 2 : 256 - kProducer;
   static_assert((kWide ? 1 : 2) * kProducer + 2 * kConsumer <= (kWide ? 3 * 168 : 4 * 128));
 };

@@ -15,7 +15,7 @@ class Slabs {
         control_(*reinterpret_cast<Control*>(shared + params.shared.control)),
         slabs_(shared_address(shared) + params.shared.weights) {}
 
-  CUTLASS_DEVICE bool stay() const { return p_.g.slab_ring >= p_.g.slabs; }
+  CUTLASS_DEVICE bool stay() const { return weights_stay(p_.g); }
 
   /// Before the first tile. A ring is filled ahead over all tiles of this block.
   CUTLASS_DEVICE void start() {
