@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
@@ -211,14 +212,26 @@ int32_t count_affine_steps(const DeviceProgram& program) noexcept {
   return count;
 }
 
+/// Whether the step is max(lowest, min(highest, v)).
+bool bounds_of(const Step& step, float* lowest, float* highest) noexcept {
+  if (step.op != Op::kRelu && step.op != Op::kClamp) return false;
+  *lowest = step.op == Op::kRelu ? 0.f : step.constants[0];
+  *highest = step.op == Op::kRelu ? std::numeric_limits<float>::infinity() : step.constants[1];
+  return true;
+}
+
 /// Launches the kernel for the program that `params` has.
 Status ShiftPlan::multiply(shift::Params* params, void* stream) const noexcept {
-  params->walk = layout_.walk(device_.sm_count, params->partials == nullptr);
-  params->affine_steps = count_affine_steps(params->program);
-  const bool affine = params->affine_steps == params->program.count;
-  const shift::Role lean =
-      params->partials != nullptr ? shift::Role::kStatistics : shift::Role::kStore;
-  const bool needs_any = !affine || (problem_.channels_last && params->partials == nullptr);
+  const bool stores = params->partials == nullptr;
+  params->walk = layout_.walk(device_.sm_count, stores);
+  const DeviceProgram& program = params->program;
+  params->affine_steps = count_affine_steps(program);
+  params->clamps =
+      params->affine_steps < program.count &&
+      bounds_of(program.steps[params->affine_steps], &params->lowest, &params->highest);
+  params->first_staged = params->affine_steps + (params->clamps ? 1 : 0);
+  const shift::Role lean = stores ? shift::Role::kStore : shift::Role::kStatistics;
+  const bool needs_any = params->first_staged < program.count || (stores && !params->in_runs);
   const shift::Instance* instance = find_instance(policy_, needs_any ? shift::Role::kAny : lean);
   CUTFUSE_CHECK(instance != nullptr, Code::kNotSupported, "%s is not compiled",
                 to_string(policy_).c_str());
@@ -314,8 +327,8 @@ Status make_conv_plan(const FusedConvProblem& problem, const DeviceProps& device
       CUTFUSE_CHECK(conv::suits(policy, problem.conv), Code::kNotSupported,
                     "%s has not the planes of %s", to_string(policy).c_str(),
                     to_string(problem.conv).c_str());
-      const ConvProblem p = conv::as_convolution(problem.conv);
-      if (Status status = conv::shift::lay_out(p, policy, device, &layout); !status.ok()) {
+      if (Status status = conv::shift::lay_out(problem.conv, policy, device, &layout);
+          !status.ok()) {
         return status;
       }
     } else if (Status status = conv::select_policy(problem, device, &policy, &layout);

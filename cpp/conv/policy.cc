@@ -16,9 +16,8 @@ int32_t planes_of(const ConvProblem& p) {
   return p.dtype == DType::kFloat32 && p.precision == Precision::kIeee ? 2 : 1;
 }
 
-DType element_of(const ConvProblem& p) {
-  return p.dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
-}
+/// Of the planes: scaled, fp16 holds bf16's significand too.
+constexpr DType kElement = DType::kFloat16;
 
 /// Whether enough of x is on its way to hide DRAM's latency: 16 KiB a multiprocessor.
 bool reads_ahead(const ConvPolicy& policy, const shift::Layout& layout) {
@@ -45,7 +44,7 @@ std::vector<int32_t> strips_of(const ConvProblem& p, int32_t tile_n) {
 }  // namespace
 
 bool suits(const ConvPolicy& policy, const ConvProblem& problem) noexcept {
-  return policy.planes == planes_of(problem) && policy.element == element_of(problem);
+  return policy.planes == planes_of(problem) && policy.element == kElement;
 }
 
 const shift::Instance* find_instance(const ConvPolicy& policy, shift::Role role) noexcept {
@@ -93,17 +92,19 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
 double estimate_eager(const FusedConvProblem& problem) noexcept {
   // Never more than it took on an H200, for 51 problems but some below 40 us, whose x was in L2:
   // memory at 0.9 TB/s, at 1.7 in channels_last, tensor cores at 90 TFLOP/s, or 121 with 32
-  // channels and more, 48 with fewer than 12, fp32 units at 30; batch norm at 3 TB/s.
+  // channels and more, 48 with fewer than 12, fp32 units at 30; batch norm at 3 TB/s. 16-bit
+  // convolutions, of 8 problems: tensor cores at 340 TFLOP/s, 96 with fewer than 12 channels.
   const ConvProblem& p = problem.conv;
   const double in = double(p.batch) * p.channels * p.height * p.width;
   const double out = double(p.batch) * p.out_channels * p.out_height * p.out_width;
   const double channels = double(p.channels) / p.groups;
   const double sums = p.transposed ? in * p.out_channels / p.groups : out * channels;
   const double flops = 2.0 * sums * p.kernel_h * p.kernel_w;
-  const double rate = p.precision == Precision::kIeee ? 30e6
-                      : channels >= 32.0              ? 121e6
-                      : channels >= 12.0              ? 90e6
-                                                      : 48e6;
+  const double rate = p.dtype != DType::kFloat32        ? (channels >= 12.0 ? 340e6 : 96e6)
+                      : p.precision == Precision::kIeee ? 30e6
+                      : channels >= 32.0                ? 121e6
+                      : channels >= 12.0                ? 90e6
+                                                        : 48e6;
   const double tail = problem.tail == Tail::kNone ? 0.0 : 2.0 * out * size_of(p.dtype) / 3e6;
   const double memory = problem.channels_last ? 1.7e6 : 0.9e6;
   return std::max(5.0 + (in + out) * size_of(p.dtype) / memory, flops / rate) + tail;
@@ -113,23 +114,22 @@ Status select_policy(const FusedConvProblem& problem, const DeviceProps& device,
                      shift::Layout* layout) noexcept {
   const ConvProblem p = as_convolution(problem.conv);
   const int32_t planes = planes_of(p);
-  const DType element = element_of(p);
   double best = INFINITY;
   Status reason = error(Code::kNotSupported, "no convolution kernel multiplies %s",
                         to_string(problem.conv).c_str());
   int32_t count = 0;
   const shift::Instance* all = shift::instances(&count);
   for (int32_t i = 0; i < count; ++i) {
-    const bool suits = all[i].planes == planes && all[i].element == element;
+    const bool suits = all[i].planes == planes && all[i].element == kElement;
     if (!suits || all[i].role != shift::Role::kStore) continue;
     for (const int32_t strip : strips_of(p, all[i].tile_n)) {
       for (const int32_t m_blocks : {1, 2}) {
         for (const int32_t chunk : {0, 64, 32, 16}) {
           for (const int32_t stages : {3, 2}) {
-            const ConvPolicy candidate{all[i].tile_n, planes, element, m_blocks,
+            const ConvPolicy candidate{all[i].tile_n, planes, kElement, m_blocks,
                                        strip,         chunk,  stages};
             shift::Layout found;
-            const Status status = shift::lay_out(p, candidate, device, &found);
+            const Status status = shift::lay_out(problem.conv, candidate, device, &found);
             if (!status.ok()) {
               if (best == INFINITY) reason = status;
               continue;

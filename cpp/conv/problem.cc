@@ -1,6 +1,7 @@
 /// \file
 #include "conv/problem.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -82,17 +83,23 @@ Status check_problem(const FusedConvProblem& problem, const DeviceProps& device)
                 "convolutions have kernels for compute capability 9.0 only, not %d.%d",
                 device.major, device.minor);
   const ConvProblem& p = problem.conv;
-  CUTFUSE_CHECK(p.dtype == DType::kFloat32, Code::kNotSupported,
-                "16-bit convolutions have no kernel yet");
-  CUTFUSE_CHECK(!p.transposed || (p.stride_h == 1 && p.stride_w == 1), Code::kNotSupported,
-                "a transposed convolution of stride %lldx%lld has no kernel yet; 1x1 has",
-                static_cast<long long>(p.stride_h), static_cast<long long>(p.stride_w));
+  if (p.transposed && (p.stride_h > 1 || p.stride_w > 1)) {
+    const bool spreads = (p.stride_h > 1 && p.dilation_h > 1 && p.kernel_h > 1) ||
+                         (p.stride_w > 1 && p.dilation_w > 1 && p.kernel_w > 1);
+    CUTFUSE_CHECK(!spreads && problem.tail == Tail::kNone, Code::kNotSupported,
+                  "a transposed convolution of stride %lldx%lld has a kernel without dilation and "
+                  "batch norm only",
+                  print(p.stride_h), print(p.stride_w));
+  }
   CUTFUSE_CHECK(p.channels > 0, Code::kNotSupported, "a sum over no channels is PyTorch's");
   // Beyond, single roundings of the promoted sums show (2.4e-7 at 6272, limit 2^-22); below, that
   // two planes hold 22 bits does (3.8e-7 of a lognormal value at 9, PyTorch 2.6e-7).
   constexpr int64_t kMinIeeeTerms = 16;
   constexpr int64_t kMaxIeeeTerms = 4608;
-  const int64_t terms = p.channels / p.groups * p.kernel_h * p.kernel_w;
+  // Strides spread a transposed filter over the phases; the shortest sums have so many terms.
+  const int64_t h = p.transposed ? std::max<int64_t>(p.kernel_h / p.stride_h, 1) : p.kernel_h;
+  const int64_t w = p.transposed ? std::max<int64_t>(p.kernel_w / p.stride_w, 1) : p.kernel_w;
+  const int64_t terms = p.channels / p.groups * h * w;
   CUTFUSE_CHECK(p.precision != Precision::kIeee || p.dtype != DType::kFloat32 ||
                     (terms >= kMinIeeeTerms && terms <= kMaxIeeeTerms),
                 Code::kNotSupported,
@@ -103,23 +110,50 @@ Status check_problem(const FusedConvProblem& problem, const DeviceProps& device)
 
 ConvProblem as_convolution(const ConvProblem& problem) noexcept {
   ConvProblem p = problem;
-  if (p.transposed) {
-    p.transposed = false;
-    p.pad_h = p.dilation_h * (p.kernel_h - 1) - p.pad_h;
-    p.pad_w = p.dilation_w * (p.kernel_w - 1) - p.pad_w;
-  }
+  if (!p.transposed) return p;
+  p.transposed = false;
+  p.out_channels *= p.stride_h * p.stride_w;
+  // Pixel o is of phase (o + pad) % stride; it takes every stride-th tap.
+  const auto turn = [](int64_t* kernel, int64_t* stride, int64_t* pad, int64_t dilation,
+                       int64_t* out) {
+    const int64_t skipped = *pad / *stride;
+    *out = (*out - 1 + *pad) / *stride - skipped + 1;
+    *kernel = shift::ceil_div(*kernel, *stride);
+    *pad = dilation * (*kernel - 1) - skipped;
+    *stride = 1;
+  };
+  turn(&p.kernel_h, &p.stride_h, &p.pad_h, p.dilation_h, &p.out_height);
+  turn(&p.kernel_w, &p.stride_w, &p.pad_w, p.dilation_w, &p.out_width);
   return p;
+}
+
+shift::Interleave interleave_of(const ConvProblem& p) noexcept {
+  const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
+  shift::Interleave made;
+  if (p.transposed) {
+    made.up_h = narrow(p.stride_h);
+    made.up_w = narrow(p.stride_w);
+    made.crop_h = narrow(p.pad_h % p.stride_h);
+    made.crop_w = narrow(p.pad_w % p.stride_w);
+  }
+  made.height = narrow(p.out_height);
+  made.width = narrow(p.out_width);
+  made.kernel_h = narrow(p.kernel_h);
+  made.kernel_w = narrow(p.kernel_w);
+  return made;
 }
 
 shift::WeightView view_weight(const ConvProblem& p, const ConstTensor4& weight) noexcept {
   const auto [n, c, h, w] = weight.strides;
   shift::WeightView view;
   if (!p.transposed) {
-    view = {weight.data, p.out_channels / p.groups * n, n, c, h, w};
+    view = {weight.data, p.out_channels / p.groups * n, n, c, h, w, 0, 0};
   } else {
-    const int64_t last = (p.kernel_h - 1) * h + (p.kernel_w - 1) * w;
+    const ConvProblem taps = as_convolution(p);
+    const int64_t last =
+        p.stride_h * (taps.kernel_h - 1) * h + p.stride_w * (taps.kernel_w - 1) * w;
     const char* data = static_cast<const char*>(weight.data) + last * size_of(p.dtype);
-    view = {data, p.channels / p.groups * n, c, n, -h, -w};
+    view = {data, p.channels / p.groups * n, c, n, -p.stride_h * h, -p.stride_w * w, h, w};
   }
   return view;
 }

@@ -21,9 +21,10 @@ inline bool is_empty(const ConvProblem& p) {
   return p.batch == 0 || p.out_channels == 0 || p.out_height == 0 || p.out_width == 0;
 }
 
-/// The same contraction as a convolution: a transposed one of unit stride has its filter turned
-/// round and the rest of the padding.
+/// The same contraction as a convolution: a transposed one has its filter turned round and the rest
+/// of the padding; of a stride, it has unit stride and interleave_of() its results.
 ConvProblem as_convolution(const ConvProblem& problem) noexcept;
+shift::Interleave interleave_of(const ConvProblem& problem) noexcept;
 
 /// The weight of as_convolution(), from torch's [K, C / groups, R, S], or [C, K / groups, R, S] of
 /// a transposed one.

@@ -31,8 +31,15 @@ namespace executor {
 // Column pairs whose operand values are read together, and values that an expensive function is
 // computed for together. With more, a fragment of 96 values with 20 other live registers spills at
 // the limit of 168 registers (nvcc 13.0).
-constexpr int chunk_pairs(int size) { return size > 96 ? 4 : 8; }
-constexpr int chunk_values(int size) { return size > 96 ? 16 : size > 64 ? 24 : 32; }
+template <class Coordinates>
+constexpr int chunk_pairs() {
+  return Coordinates::kSize > 96 || Coordinates::kPlanes ? 4 : 8;
+}
+template <class Coordinates>
+constexpr int chunk_values() {
+  constexpr int kSize = Coordinates::kSize;
+  return Coordinates::kPlanes ? 8 : kSize > 96 ? 16 : kSize > 64 ? 24 : 32;
+}
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -91,7 +98,7 @@ class RowReader {
              __all_sync(__activemask(), aligned && col_stride_ == 1 && last_ == kLast);
   }
 
-  static constexpr int kChunkPairs = chunk_pairs(Coordinates::kSize);
+  static constexpr int kChunkPairs = chunk_pairs<Coordinates>();
 
   /// values[2 * j + c] = data[row_offset + column(first + j, c) * col_stride].
   __device__ __forceinline__ void read(const void* data, int64_t row_offset, int first,
@@ -102,7 +109,7 @@ class RowReader {
       for (int k = 0; k < 2 * kChunkPairs; ++k) {
         if (first + k / 2 < Coordinates::kColumnPairs) {
           const int64_t column = at_.column(first + k / 2, k % 2);
-          values[k] = load_value(data, row_offset + column * col_stride_, dtype_);
+          values[k] = load_value(data, at_.legal(row_offset + column * col_stride_), dtype_);
         }
       }
     } else if (pairs_) {
@@ -148,7 +155,7 @@ class RowReader {
 template <Op kOp, class Coordinates>
 __device__ __forceinline__ void apply_rows(float (&v)[Coordinates::kSize],
                                            const float (&o)[Coordinates::kRows], float b) {
-  constexpr int kValues = chunk_values(Coordinates::kSize);
+  constexpr int kValues = chunk_values<Coordinates>();
   for_each_chunk<!is_cheap(kOp), ceil_div(Coordinates::kSize, kValues)>([&](int chunk) {
 #pragma unroll
     for (int k = 0; k < kValues; ++k) {
@@ -162,8 +169,8 @@ __device__ __forceinline__ void apply_rows(float (&v)[Coordinates::kSize],
 template <Op kOp, class Coordinates>
 __device__ __forceinline__ void apply_vector(float (&v)[Coordinates::kSize], const Operand& operand,
                                              int index, const Coordinates& at) {
-  constexpr int kChunkPairs = chunk_pairs(Coordinates::kSize);
-  constexpr bool kApart = !is_cheap(kOp) || Coordinates::kSize > 64;
+  constexpr int kChunkPairs = chunk_pairs<Coordinates>();
+  constexpr bool kApart = !is_cheap(kOp) || Coordinates::kSize > 64 || Coordinates::kPlanes;
   const bool staged = index < Coordinates::kStagedOperands;
   const RowReader<Coordinates> reader(operand, at);
   for_each_chunk<kApart, ceil_div(Coordinates::kColumnPairs, kChunkPairs)>([&](int chunk) {
@@ -193,10 +200,10 @@ __device__ __forceinline__ void apply_vector(float (&v)[Coordinates::kSize], con
 template <Op kOp, class Coordinates>
 __device__ __forceinline__ void apply_matrix(float (&v)[Coordinates::kSize], const Operand& operand,
                                              const Coordinates& at) {
-  constexpr int kChunkPairs = chunk_pairs(Coordinates::kSize);
+  constexpr int kChunkPairs = chunk_pairs<Coordinates>();
   constexpr int kChunks = ceil_div(Coordinates::kColumnPairs, kChunkPairs);
   const RowReader<Coordinates> reader(operand, at);
-  constexpr bool kApart = !is_cheap(kOp) || Coordinates::kSize > 64;
+  constexpr bool kApart = !is_cheap(kOp) || Coordinates::kSize > 64 || Coordinates::kPlanes;
   for_each_chunk<kApart, kChunks * Coordinates::kRows>([&](int chunk) {
     const int r = chunk / kChunks;
     const int first = chunk % kChunks * kChunkPairs;

@@ -233,6 +233,14 @@ def conv2d(
         float32, float16 and bfloat16 run fused, as `linear`. Operands that are neither scalar, nor
         ``(K, 1, 1)``, nor of the output's shape run as the plain torch chain.
 
+    Notes
+    -----
+    On compute capability 9.0, straight from x of any strides, whatever the kernel, stride, padding
+    and dilation (groups of few channels waste most of a kernel), where the weight's reach is at
+    most 127 pixels, strides are at most 16 and a patch of the image fits in shared memory; at
+    ``"ieee"`` for sums of 16 to 4,608 terms. Where PyTorch is expected to be faster, which many
+    channels and channels_last favour, it runs instead; `pycutfuse.explain` says which and why.
+
     Raises
     ------
     RuntimeError
@@ -288,6 +296,11 @@ def conv_transpose2d(
         ``(N, K, P, Q)`` or ``(K, P, Q)``, with P = (H - 1) * stride - 2 * padding + dilation *
         (R - 1) + output_padding + 1 and Q likewise; the rest as in `conv2d`, but for CUDA tensors
         contiguous where output_padding reaches stride, as torch's.
+
+    Notes
+    -----
+    As `conv2d`. Of a stride, a kernel makes the phases of each channel at once and interleaves them;
+    with a dilation too the plain torch chain runs.
 
     Raises
     ------

@@ -43,9 +43,7 @@ def conv_kinds_of(policy: "ConvPolicy | None") -> tuple[Kind, ...]:
     """As `kinds_of`, of a policy of convolutions."""
     if policy is None:
         return KINDS
-    if policy.planes == 2:
-        return KINDS[:1]
-    return KINDS[3:] if policy.element == 2 else KINDS[1:3]
+    return KINDS[:1] if policy.planes == 2 else KINDS[1:]
 
 
 @contextmanager

@@ -137,7 +137,7 @@ def test_invalid_problems(changes: dict[str, int], error: type[Exception], words
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ((2, 16, 32, 32, 16, 3, 2, 1, 1, 1, True), "transposed convolution of stride 2x2"),
+        ((2, 16, 32, 32, 16, 3, 2, 1, 2, 1, True), "transposed convolution of stride 2x2"),
         ((2, 0, 32, 32, 16, 3, 1, 1, 1, 1, False), "no channels"),
     ],
 )

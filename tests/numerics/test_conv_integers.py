@@ -47,8 +47,11 @@ def exactly(case: ConvCase, kind: Kind, layout: str = "contiguous") -> None:
     steps = (pcf.add(vector), pcf.relu())
     with exact_promotion(), guarded():
         result = case.ours(*tensors, epilogue=steps, precision=tier)
+        interpreted = case.ours(*tensors, epilogue=(*steps, pcf.sub(vector)), precision=tier)
     exact = (case.theirs(*wide(tensors)) + vector.double()).relu()
     assert torch.equal(result, exact.to(dtype)), str(case)  # rounded once
+    exact -= vector.double()
+    assert torch.equal(interpreted, exact.to(dtype)), str(case)
 
 
 @every_kind

@@ -69,7 +69,20 @@ struct Divisor {
 #endif
 };
 
+/// How results become images: a transposed convolution of stride (up_h, up_w) is a unit-stride one
+/// whose output channels are the phases of each channel made, those of a row next to each other.
+/// Its result (y, x) of phase (a, b) is pixel (y up_h + a - crop_h, x up_w + b - crop_w) made.
+struct Interleave {
+  int32_t up_h = 1, up_w = 1;
+  int32_t crop_h = 0, crop_w = 0;
+  int32_t height = 0, width = 0;       // of the images made
+  int32_t kernel_h = 0, kernel_w = 0;  // of the whole filter
+
+  constexpr int32_t phases() const { return up_h * up_w; }
+};
+
 struct Geometry {
+  Interleave made;
   // The convolution; channels are those of one group.
   int32_t batch, groups, channels, height, width, out_channels, out_height, out_width;
   int32_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
@@ -149,6 +162,16 @@ constexpr int32_t channel_of_row(const Geometry& g, int32_t m_tile, int32_t row)
   const int32_t warp = m_tile * g.m_blocks * 4 + (row / 16 & ((1 << g.row_warps) - 1));
   const int32_t channel = warp * g.warp_channels + of_warp;
   return of_warp < g.warp_channels && channel < g.out_channels ? channel : -1;
+}
+
+/// Of an output channel: which channel made, and phase.
+struct MadeChannel {
+  int32_t channel, phase_h, phase_w;
+};
+
+constexpr MadeChannel made_channel(const Geometry& g, int32_t channel) {
+  const int32_t phase = channel % g.made.phases();
+  return {channel / g.made.phases(), phase / g.made.up_w, phase % g.made.up_w};
 }
 
 /// Row of the results, below the block's first, that a row of the weights' tile makes.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "conv/problem.h"
 #include "conv/shift/reading.h"
 #include "core/status.h"
 
@@ -186,7 +187,8 @@ Status set_steps(Layout* layout) noexcept {
 /// In parts, the small products leave no error in the sums that are promoted.
 void set_promotion(const ConvPolicy& policy, Layout* layout) noexcept {
   const Geometry& g = layout->g;
-  const int32_t terms = g.channels * g.kernel_h * g.kernel_w;
+  const int32_t terms = g.channels * std::max(g.made.kernel_h / g.made.up_h, 1) *
+                        std::max(g.made.kernel_w / g.made.up_w, 1);
   const int32_t few = in_parts(policy.tile_n, policy.planes) ? 3 : 2;
   layout->steps_at_once = terms < 64 ? 1 : terms < 128 ? few : kSlabSteps;
 }
@@ -268,8 +270,9 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
 }
 
 /// With so many rows stacked, and x in pieces or not.
-Status lay_out_so(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps& device,
-                  int32_t stack, bool by_pieces, Layout* layout) noexcept {
+Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy& policy,
+                  const DeviceProps& device, int32_t stack, bool by_pieces,
+                  Layout* layout) noexcept {
   for (const int64_t size :
        {p.batch, p.channels, p.height * p.width, p.out_channels, p.out_height * p.out_width}) {
     CUTFUSE_CHECK(size < kMaxExtent, Code::kNotSupported,
@@ -285,6 +288,7 @@ Status lay_out_so(const ConvProblem& p, const ConvPolicy& policy, const DevicePr
   *layout = Layout{};
   Geometry& g = layout->g;
   set_problem(p, &g);
+  g.made = made;
   g.stack = stack;
   set_channels(policy, &g);
   CUTFUSE_CHECK(g.chunks == 1 || (g.chunks <= kMaxChunks && takes_chunks(policy.tile_n)),
@@ -303,13 +307,13 @@ Status lay_out_so(const ConvProblem& p, const ConvPolicy& policy, const DevicePr
   return {};
 }
 
-Status lay_out_stacked(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps& device,
-                       int32_t stack, Layout* layout) noexcept {
-  Status status = lay_out_so(p, policy, device, stack, false, layout);
+Status lay_out_stacked(const ConvProblem& p, const Interleave& made, const ConvPolicy& policy,
+                       const DeviceProps& device, int32_t stack, Layout* layout) noexcept {
+  Status status = lay_out_so(p, made, policy, device, stack, false, layout);
   if (!status.ok() || p.dtype != DType::kFloat32) return status;
   // Unless then the weights, which stayed, come through a ring.
   Layout pieces;
-  if (lay_out_so(p, policy, device, stack, true, &pieces).ok() && pieces.g.piece_rows > 0 &&
+  if (lay_out_so(p, made, policy, device, stack, true, &pieces).ok() && pieces.g.piece_rows > 0 &&
       (weights_stay(pieces.g) || !weights_stay(layout->g))) {
     *layout = std::move(pieces);
   }
@@ -318,16 +322,18 @@ Status lay_out_stacked(const ConvProblem& p, const ConvPolicy& policy, const Dev
 
 }  // namespace
 
-Status lay_out(const ConvProblem& p, const ConvPolicy& policy, const DeviceProps& device,
+Status lay_out(const ConvProblem& problem, const ConvPolicy& policy, const DeviceProps& device,
                Layout* layout) noexcept {
+  const ConvProblem p = as_convolution(problem);
+  const Interleave made = interleave_of(problem);
   // Where few channels would leave rows of the instruction empty, it makes several rows of results.
   if (policy.strip != 0 && policy.m_blocks == 1) {
     for (int32_t stack = 4; stack > 1; stack /= 2) {
       if (p.out_channels / p.groups * stack > 64 || p.out_height < 2 * stack) continue;
-      if (lay_out_stacked(p, policy, device, stack, layout).ok()) return {};
+      if (lay_out_stacked(p, made, policy, device, stack, layout).ok()) return {};
     }
   }
-  return lay_out_stacked(p, policy, device, 1, layout);
+  return lay_out_stacked(p, made, policy, device, 1, layout);
 }
 
 }  // namespace cutfuse::conv::shift

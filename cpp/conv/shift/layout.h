@@ -31,7 +31,7 @@ struct Layout {
   int64_t outer() const { return int64_t(g.groups) * g.m_tiles; }
 };
 
-/// kNotSupported, in words, if the kernel cannot run the problem so. `problem` is a convolution.
+/// kNotSupported, in words, if the kernel cannot run the problem so.
 Status lay_out(const ConvProblem& problem, const ConvPolicy& policy, const DeviceProps& device,
                Layout* layout) noexcept;
 

@@ -16,10 +16,27 @@
 
 namespace cutfuse::conv::shift {
 
-/// Weights w[k][c][r][s] of group g, whatever torch's layout is; strides may be negative.
+/// Weights w[k][c][r][s] of group g, whatever torch's layout is; strides may be negative. k is a
+/// channel made, whose phase shifts the filter.
 struct WeightView {
   const void* data = nullptr;
   int64_t group = 0, k = 0, c = 0, r = 0, s = 0;
+  int64_t phase_h = 0, phase_w = 0;
+
+  static constexpr int64_t kNoTap = INT64_MIN;
+
+  /// Element of output channel `channel`'s tap, or kNoTap if the filter ends before it.
+  constexpr int64_t index(const Geometry& g, int32_t of_group, int32_t channel, int32_t from,
+                          int32_t tap_h, int32_t tap_w) const {
+    const MadeChannel to = made_channel(g, channel);
+    const Interleave& made = g.made;
+    if (to.phase_h + made.up_h * (g.kernel_h - 1 - tap_h) >= made.kernel_h ||
+        to.phase_w + made.up_w * (g.kernel_w - 1 - tap_w) >= made.kernel_w) {
+      return kNoTap;
+    }
+    return of_group * group + to.channel * k + from * c + tap_h * r + tap_w * s +
+           to.phase_h * phase_h + to.phase_w * phase_w;
+  }
 };
 
 /// A row's weights are packed times 2^exponent; one word says so and whether all are finite.
@@ -63,6 +80,7 @@ struct Params {
   Geometry g;
   SharedLayout shared;
   Divisor pitch, out_width, m_tiles, tiles_of_outer, tiles_of_image, tiles_of_strip;
+  Divisor phases_made;
   int32_t tile_count = 0;
   int32_t walk = 1;  // tiles that a block takes one after the other
   Turns turns = Turns::kNone;
@@ -76,6 +94,7 @@ struct Params {
   bool phase_masks = false;         // so that 8, or each group of lanes, repeat them
   int32_t last_phase = 0;           // a power of two less one, or 0
   bool lane_pairs = false;          // two lane-channels, from an even one on, are one aligned load
+  bool channels_together = false;   // 16 bytes of them are, in channels_last
   bool in_pieces = false;           // x comes by the copy engine, else by each lane's own copies
   int32_t lanes_together = 1;       // in a piece: lane-channels that are one load
   Divisor piece_groups;             // groups of lane-channels that a piece has
@@ -84,11 +103,17 @@ struct Params {
   const int32_t* exponents = nullptr;  // [group, m tile][row], as RowExponent has them
 
   void* out = nullptr;
-  bool channels_last = false;
-  bool pairs = false;     // every run of results begins at an even float
-  int32_t out_phase = 0;  // floats from a sector's start to `out`
+  bool in_runs = false;        // fp32 results that follow each other do so in memory: NCHW
+  bool channels_last = false;  // else they are interleaved
+  bool pairs = false;          // every run of results begins at an even float
+  int32_t out_phase = 0;       // floats from a sector's start to `out`
   DeviceProgram program;
+  // Its first `affine_steps` are folded into one, perhaps bounds follow; Role::kAny runs the steps
+  // from `first_staged` on, on results in shared memory.
   int32_t affine_steps = 0;
+  int32_t first_staged = 0;
+  bool clamps = false;
+  float lowest = 0.f, highest = 0.f;
   CountedMoments* partials = nullptr;  // [channel][partial_count]; not null: nothing is stored
   int32_t partial_count = 0;
   float promotion = 1.f, promotion2 = 1.f;
@@ -120,9 +145,9 @@ Status prepare(const PrepareParams& params, void* stream) noexcept;
 
 /// What a kernel does with results. What it does not cost it no registers.
 enum class Role {
-  kStore,       ///< an affine program, one value a channel; NCHW
-  kStatistics,  ///< an affine program; batch norm's statistics
-  kAny,         ///< any program; any of these, and NHWC
+  kStore,       ///< affine steps, then perhaps bounds; in runs
+  kStatistics,  ///< the same; batch norm's statistics
+  kAny,         ///< any program; either, in any order
 };
 
 /// One row of instances.cmake.

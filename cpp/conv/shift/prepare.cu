@@ -26,9 +26,8 @@ __device__ float weight_at(const PrepareParams& p, int32_t group, int32_t channe
   const int32_t s =
       filter_index(half.tap_w, from.phase_w, p.g.stride_w, p.g.dilation_w, p.g.kernel_w);
   if (from.channel >= p.g.channels || r < 0 || s < 0) return 0.f;
-  const WeightView& w = p.weight;
-  return load_value(
-      w.data, group * w.group + channel * w.k + from.channel * w.c + r * w.r + s * w.s, p.dtype);
+  const int64_t at = p.weight.index(p.g, group, channel, from.channel, r, s);
+  return at == WeightView::kNoTap ? 0.f : load_value(p.weight.data, at, p.dtype);
 }
 
 /// The exponent that puts the row's largest finite magnitude in [2^14, 2^15); 0 for zeros.
@@ -80,7 +79,7 @@ __device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
   for (int n = 0; n < kKept; ++n) measure(kept[n]);
   for (int32_t i = thread + kKept * kThreads; i < elements; i += kThreads) measure(element(i));
   finite = __syncthreads_and(finite) != 0;
-  const int32_t exponent = p.dtype == DType::kFloat32 ? row_exponent_of(largest) : 0;
+  const int32_t exponent = p.dtype != DType::kFloat16 ? row_exponent_of(largest) : 0;
   if (thread == 0) p.exponents[outer * rows + row] = RowExponent::make(exponent, finite).word;
   char* tiles =
       static_cast<char*>(p.packed) + int64_t(outer) * p.steps * p.planes * rows * kRowStepBytes;

@@ -2,11 +2,13 @@
 /// A block's results: undo the scales, run the program, store or collect batch-norm statistics.
 #pragma once
 
+#include "conv/shift/sm90/last.cuh"
 #include "conv/shift/sm90/statistics.cuh"
+#include "conv/shift/sm90/steps.cuh"
 #include "conv/shift/sm90/store.cuh"
 #include "device/values.cuh"
-#include "program/executor.cuh"
 #include "program/fold.cuh"
+#include "program/step_math.h"
 
 namespace cutfuse::conv::shift::sm90 {
 
@@ -28,24 +30,28 @@ class Epilogue {
     if (tile.row(0) >= p_.g.weight_rows) return;
     const Block mine = stacked_block(p_, block, stacked_row(p_.g, tile.row(0)));
     Coordinates at{p_, mine, {}, tile.image, lane_ % 4 * 2};
-    bool exists[2];
     for (int r = 0; r < 2; ++r) {
       const int32_t channel = channel_of_row(p_.g, tile.m_tile, tile.row(lane_ / 4 + 8 * r));
-      exists[r] = channel >= 0;
       at.channels[r] = tile.group * p_.g.out_channels + max(channel, 0);
     }
     const bool collects =
         kRole == Role::kStatistics || (kRole == Role::kAny && p_.partials != nullptr);
     const float base[2] = {collects ? statistics_.near(0) : 0.f,
                            collects ? statistics_.near(1) : 0.f};
-    apply(v, at, base, exponent, finite, tile);
-    if (collects) {
-      statistics_.run(v, at, base);
-    } else if (kRole == Role::kAny && p_.channels_last) {
-      store_.run_last(v, at, exists);
-    } else {
-      store_.run(v, at, tile);
+    const bool deviates = apply(v, at, base, exponent, finite, tile);
+    if constexpr (kRole == Role::kAny) {
+      if (p_.first_staged < p_.program.count) run_steps<kN>(p_, v, at, store_.scratch());
+      if (!collects && p_.channels_last && p_.g.made.phases() == 1) {
+        LastStore<kN>(p_, tile, store_.of_warpgroup()).run(v, at, block);
+        return;
+      }
     }
+    if (!collects) {
+      store_.run(v, at, tile);
+      return;
+    }
+    if (!deviates) subtract(v, base);
+    statistics_.run(v, at, base);
   }
 
   /// Before the (group, m tile) changes, and at the end: what was collected goes out.
@@ -61,20 +67,21 @@ class Epilogue {
   const Params& p_;
   const RowConstants* rows_;
   int lane_;
-  Store<kN> store_;
+  Store<kN, kRole == Role::kStore> store_;
   Statistics<kN> statistics_;
 
-  /// The results less `base`.
-  CUTLASS_DEVICE void apply(float (&v)[kValues], const Coordinates& at, const float (&base)[2],
+  /// The affine steps and the bounds. Returns whether `base` is subtracted already.
+  CUTLASS_DEVICE bool apply(float (&v)[kValues], const Coordinates& at, const float (&base)[2],
                             int32_t exponent, bool finite, const TileOf& tile) {
     const int32_t row0 = tile.row(lane_ / 4);
     const RowConstants row[2] = {rows_[row0], rows_[row0 + 8]};
     // With both scales in range their product is.
     const bool plain = row[0].plain != 0 && row[1].plain != 0 && abs(exponent) <= 30;
+    const bool folds = kRole == Role::kStatistics && p_.affine_steps == p_.program.count;
+    bool deviates = false;
     if (finite && __all_sync(0xffffffffu, plain)) {
       const float unscale = power_of_two(-exponent);
       const float scale[2] = {row[0].scale * unscale, row[1].scale * unscale};
-      const bool folds = kRole == Role::kStatistics;
       const float shift[2] = {row[0].shift - (folds ? base[0] : 0.f),
                               row[1].shift - (folds ? base[1] : 0.f)};
       CUTLASS_PRAGMA_UNROLL
@@ -82,33 +89,31 @@ class Epilogue {
         const int r = i / 2 % 2;
         v[i] = fmaf(v[i], scale[r], shift[r]);
       }
-      if constexpr (kRole == Role::kAny) {
-        execute(p_.program, v, at, p_.affine_steps);
-        subtract(v, base);
-      }
+      deviates = folds;
     } else {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kValues; ++i) scale_exactly(v[i], exponent + row[i / 2 % 2].exponent);
       repair(v, at, tile);
-      if constexpr (kRole == Role::kAny) {
-        execute(p_.program, v, at);
-      } else {
-        execute_affine(v, at);
-      }
-      if constexpr (kRole != Role::kStore) subtract(v, base);
+      execute_affine(v, at);
     }
+    if (p_.clamps) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kValues; ++i) v[i] = minimum(maximum(v[i], p_.lowest), p_.highest);
+    }
+    return deviates;
   }
 
   CUTLASS_DEVICE void execute_affine(float (&v)[kValues], const Coordinates& at) const {
 #pragma unroll 1
-    for (int32_t s = 0; s < p_.program.count; ++s) {
+    for (int32_t s = 0; s < p_.affine_steps; ++s) {
       const Step& step = p_.program.steps[s];
       float operand[2] = {step.constants[0], step.constants[0]};
       if (step.operand >= 0) {
         const Operand& o = p_.program.operands[step.operand];
         CUTLASS_PRAGMA_UNROLL
         for (int r = 0; r < 2; ++r) {
-          operand[r] = load_value(o.data, at.channels[r] * o.row_stride, o.dtype);
+          const int64_t row = p_.phases_made.divide(at.channels[r]);
+          operand[r] = load_value(o.data, row * o.row_stride, o.dtype);
         }
       }
       // v * o - 0 and v * 1 + o are the step's own results; branches would cost copies of v.
@@ -157,7 +162,6 @@ class Epilogue {
     const int32_t top = result / g.out_width * g.stride_h - g.pad_h;
     const int32_t left = result % g.out_width * g.stride_w - g.pad_w;
     const int64_t image = tile.image * p_.x_image + int64_t(tile.group) * g.channels * p_.x_channel;
-    const int64_t filter = tile.group * p_.weight.group + channel * p_.weight.k;
     double sum = 0.0;
     float special = 0.f;  // terms that are not finite
     for (int32_t c = 0; c < g.channels; ++c) {
@@ -169,9 +173,9 @@ class Epilogue {
           if (uint32_t(column) >= uint32_t(g.width)) continue;
           const float x = load_value(
               p_.x, image + c * p_.x_channel + row * p_.x_row + column * p_.x_column, p_.dtype);
-          const float w =
-              load_value(p_.weight.data,
-                         filter + c * p_.weight.c + r * p_.weight.r + s * p_.weight.s, p_.dtype);
+          const int64_t tap = p_.weight.index(g, tile.group, channel, c, r, s);
+          if (tap == WeightView::kNoTap) continue;
+          const float w = load_value(p_.weight.data, tap, p_.dtype);
           if (isfinite(x) && isfinite(w)) {
             sum += double(x) * double(w);
           } else {

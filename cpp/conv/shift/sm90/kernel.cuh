@@ -56,7 +56,7 @@ CUTLASS_DEVICE void prepare_rows(const Params& p, char* shared, const TileOf& ti
     const int32_t channel = channel_of_row(p.g, tile.m_tile, row);
     RowConstants constants{0.f, 0.f, 0, 1};
     if (channel >= 0) {
-      const int64_t index = int64_t(tile.group) * p.g.out_channels + channel;
+      const int64_t index = p.phases_made.divide(tile.group * p.g.out_channels + channel);
       const RowExponent exponent{p.exponents[outer * count + row]};
       constants.exponent = exponent.exponent();
       const FoldedColumn folded =

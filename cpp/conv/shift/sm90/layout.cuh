@@ -17,6 +17,7 @@ inline constexpr int kConsumerWarps = kConsumers / 32;
 inline constexpr uint32_t kProducerBarrier = 1;
 inline constexpr uint32_t kConsumerBarrier = 2;
 inline constexpr uint32_t kTurnBarrier = 3;  // and 4: of each consumer warpgroup
+inline constexpr uint32_t kLastBarrier = 5;  // and 6: likewise
 
 /// Where a ring of stages has got to: the stage and its barrier's phase.
 struct Turn {

@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 
 #include "conv/shift/sm90/pieces.cuh"
+#include "conv/shift/sm90/reader.cuh"
 #include "program/fold.cuh"
 
 namespace cutfuse::conv::shift::sm90 {
@@ -33,17 +34,10 @@ class Producer {
       }
       return;
     }
-    const Share share(p_, thread_, kProducers / 32);
-    Reader reader(p_, shared_, share);
-    if (p_.g.together == 2) {
-      reader.template start<2>();
-    } else {
-      reader.template start<1>();
+    if constexpr (kPlanes == 1) {
+      if (p_.dtype != DType::kFloat32) return read_all<DirectReader>();
     }
-    fill_all([&](const Patches& patches, int32_t stage) {
-      return p_.g.together == 2 ? convert<2>(reader, share, patches, stage)
-                                : convert<1>(reader, share, patches, stage);
-    });
+    read_all<Reader>();
   }
 
  private:
@@ -60,6 +54,21 @@ class Producer {
   CUTLASS_DEVICE bool fits(float largest) const {
     constexpr float kLowest = kPlanes == 2 ? 256.f : 16.f;
     return largest < INFINITY && (largest >= kLowest || exponent_ >= 126);
+  }
+
+  template <class AnyReader>
+  CUTLASS_DEVICE void read_all() {
+    const Share share(p_, thread_, kProducers / 32);
+    AnyReader reader(p_, shared_, share);
+    if (p_.g.together == 2) {
+      reader.template start<2>();
+    } else {
+      reader.template start<1>();
+    }
+    fill_all([&](const Patches& patches, int32_t stage) {
+      return p_.g.together == 2 ? convert<2>(reader, share, patches, stage)
+                                : convert<1>(reader, share, patches, stage);
+    });
   }
 
   /// Fills the ring of stages; convert(patches, stage) writes a patch's new pixels with exponent_
@@ -81,7 +90,7 @@ class Producer {
   template <class Convert>
   CUTLASS_DEVICE void fill(const Patches& patches, int32_t stage, int32_t slot,
                            const Convert& convert) {
-    const bool native = p_.dtype != DType::kFloat32;
+    const bool native = p_.dtype == DType::kFloat16;
     if (native) exponent_ = 0;
     PatchInfo& info = control_.info[stage];
     if (thread_ < p_.g.tile_blocks) describe(patches, thread_, info);
@@ -171,8 +180,8 @@ class Producer {
   }
 
   /// kBatch groups of a pixel at a time.
-  template <int kBatch>
-  CUTLASS_DEVICE float convert(Reader& reader, const Share& share, const Patches& patches,
+  template <int kBatch, class AnyReader>
+  CUTLASS_DEVICE float convert(AnyReader& reader, const Share& share, const Patches& patches,
                                int32_t stage) const {
     const float scale = power_of_two(exponent_);
     const int32_t groups = patches.groups(p_);
@@ -186,7 +195,7 @@ class Producer {
       for (int32_t group = share.group; group < groups;
            group += kBatch * p_.g.group_warps, to += kBatch * distance) {
         float v[kBatch][kLanes];
-        reader.take<kBatch>(v);
+        reader.template take<kBatch>(v);
         if (pixel < patch) {
           CUTLASS_PRAGMA_UNROLL
           for (int i = 0; i < kBatch; ++i) {
@@ -195,7 +204,7 @@ class Producer {
             }
           }
         }
-        reader.issue<kBatch>();
+        reader.template issue<kBatch>();
       }
     }
     return magnitude_of(largest);
@@ -241,7 +250,7 @@ class Producer {
         for (int c = 0; c < kLanes; ++c) {
           const bool inside = source.inside(p_, lanes.phase(first + c));
           const char* from = image + (source.bytes + lanes.bytes(first + c));
-          v[c] = inside ? __ldg(reinterpret_cast<const float*>(from)) : 0.f;
+          v[c] = inside ? load_value(from, 0, p_.dtype) : 0.f;
         }
         body(v, pixel, group);
       }

@@ -1,5 +1,6 @@
 /// \file
-/// Stores a block's results: runs of whole sectors, through shared memory.
+/// Stores a block's results through shared memory: runs of whole sectors by bulk stores, or
+/// interleaved or 16-bit pixels.
 #pragma once
 
 #include "conv/shift/sm90/pixels.cuh"
@@ -7,7 +8,8 @@
 
 namespace cutfuse::conv::shift::sm90 {
 
-template <int kN>
+/// kRuns: fp32 results that follow each other do so in memory, whatever Params::in_runs says.
+template <int kN, bool kRuns>
 class Store {
  public:
   static constexpr int kValues = kN / 2;
@@ -20,9 +22,14 @@ class Store {
     const int warpgroup = int(threadIdx.x) / 128;
     const int before =
         params.g.m_blocks == 2 ? warpgroup * 4 : warpgroup * params.g.weight_rows / 16;
-    staging_ = reinterpret_cast<float*>(shared + params.shared.staging) +
-               (before + int(threadIdx.x) / 32 % 4) * params.shared.staging_boxes * 8 * kPitch;
+    const int warp = int(threadIdx.x) / 32 % 4;
+    const int of_warp = params.shared.staging_boxes * 8 * kPitch;
+    of_warpgroup_ = reinterpret_cast<float*>(shared + params.shared.staging) + before * of_warp;
+    staging_ = of_warpgroup_ + warp * of_warp;
   }
+
+  /// The staging areas of all the warpgroup's warps.
+  CUTLASS_DEVICE float* of_warpgroup() const { return of_warpgroup_; }
 
   /// The warp's staging area, once nothing that it holds is still to be stored: room for kValues /
   /// 2 values of each lane.
@@ -36,28 +43,13 @@ class Store {
   CUTLASS_DEVICE void run(const float (&v)[kValues], const Coordinates& at, const TileOf& tile) {
     const Run run = run_of(at, tile);
     if (p_.g.warp_channels <= 8) {
-      store_rows<0, 1>(v, at, run);
+      store_rows<0, 1>(v, at, tile, run);
     } else if (p_.shared.staging_boxes == 2) {
-      store_rows<0, 2>(v, at, run);
+      store_rows<0, 2>(v, at, tile, run);
     } else {
-      store_rows<0, 1>(v, at, run);
-      store_rows<1, 1>(v, at, run);
+      store_rows<0, 1>(v, at, tile, run);
+      store_rows<1, 1>(v, at, tile, run);
     }
-  }
-
-  /// Eight channels of a pixel are a sector already.
-  CUTLASS_DEVICE void run_last(const float (&v)[kValues], const Coordinates& at,
-                               const bool (&exists)[2]) {
-    const int32_t all = p_.g.out_channels * p_.g.groups;
-    const int64_t plane = int64_t(p_.g.out_height) * p_.g.out_width;
-    const int64_t first = (at.image * plane + at.block.output) * all;
-    for_pixels(p_, at, [&](int i, bool own, int32_t result) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const int64_t to = first + int64_t(result) * all + at.channels[r];
-        if (own && exists[r]) store_value(p_.out, to, v[i + 2 * r], p_.dtype);
-      }
-    });
   }
 
   CUTLASS_DEVICE void finish() const { cute::tma_store_wait<0>(); }
@@ -66,15 +58,18 @@ class Store {
   const Params& p_;
   char* shared_;
   int lane_;
+  float* of_warpgroup_;
   float* staging_;
 
+  CUTLASS_DEVICE bool in_runs() const { return kRuns || p_.in_runs; }
+
   /// First and past-the-last result of the block's run that this block stores for a row whose
-  /// sectors begin `phase` floats before its first result.
+  /// sectors begin `phase` floats before its first result; others have their own alone.
   CUTLASS_DEVICE void window(const Block& block, int32_t phase, int32_t* first,
                              int32_t* last) const {
     const int32_t stride = p_.g.strip != 0 ? p_.g.strip : p_.g.block_outputs;
     const auto to_sector = [&](int32_t at) {
-      return at + ((kSector - ((phase + at) & (kSector - 1))) & (kSector - 1));
+      return !in_runs() ? at : at + ((kSector - ((phase + at) & (kSector - 1))) & (kSector - 1));
     };
     *first = block.starts ? 0 : to_sector(block.lead);
     *last = min(to_sector(block.lead + stride), block.end - block.output);
@@ -97,7 +92,7 @@ class Store {
   CUTLASS_DEVICE Run run_of(const Coordinates& at, const TileOf& tile) const {
     const int32_t channel = channel_of_row(p_.g, tile.m_tile, tile.row(lane_ % 16));
     const int64_t result = result_index(at, tile.group * p_.g.out_channels + max(channel, 0));
-    const auto phase = int32_t((result + p_.out_phase) & (kSector - 1));
+    const int32_t phase = phase_of(result);
     int32_t first, last;
     window(at.block, phase, &first, &last);
     Run run;
@@ -112,7 +107,8 @@ class Store {
 
   /// Rows kFirst ... kFirst + kRows - 1 of the thread.
   template <int kFirst, int kRows>
-  CUTLASS_DEVICE void store_rows(const float (&v)[kValues], const Coordinates& at, const Run& run) {
+  CUTLASS_DEVICE void store_rows(const float (&v)[kValues], const Coordinates& at,
+                                 const TileOf& tile, const Run& run) {
     cute::tma_store_wait<0>();
     __syncwarp();
     if (p_.pairs) {
@@ -124,9 +120,80 @@ class Store {
     } else {
       write_boxes<kFirst, kRows, false, false>(v, at);
     }
-    cutlass::arch::fence_view_async_shared();
+    if (in_runs()) {
+      cutlass::arch::fence_view_async_shared();
+      __syncwarp();
+      send<kFirst * 8, kRows * 8>(run);
+      return;
+    }
     __syncwarp();
-    send<kFirst * 8, kRows * 8>(run);
+#pragma unroll 1
+    for (int r = 0; r < kRows; ++r) {
+      const float* box = staging_ + r * 8 * kPitch;
+      if (p_.g.made.phases() > 1) {
+        send_interleaved(at, tile, kFirst + r, box);
+      } else {
+        send_narrow(at, tile, kFirst + r, box);
+      }
+    }
+  }
+
+  /// A strided transposed convolution: stores the phases of pixels of the warp's box `box`.
+  CUTLASS_DEVICE void send_interleaved(const Coordinates& at, const TileOf& tile, int box,
+                                       const float* from) const {
+    const Interleave& made = p_.g.made;
+    const int64_t plane = int64_t(made.height) * made.width;
+    const int32_t planes = p_.phases_made.divide(p_.g.out_channels * p_.g.groups);
+    const int64_t step = p_.channels_last ? planes : 1;  // from a pixel to the next
+    // Rows that are one row of pixels: those of a channel are next to each other.
+    const int32_t together = made.up_w == 2 || made.up_w == 4 || made.up_w == 8 ? made.up_w : 1;
+    const int32_t shift = __ffs(together) - 1;
+    int32_t first, last;
+    window(at.block, 0, &first, &last);
+#pragma unroll 1
+    for (int row = 0; row < 8; row += together, from += together * kPitch) {
+      const int32_t channel = channel_of_row(p_.g, tile.m_tile, tile.row(box * 8 + row));
+      if (channel < 0) return;
+      const MadeChannel to = made_channel(p_.g, tile.group * p_.g.out_channels + channel);
+      const int64_t image = at.image * planes * plane + to.channel * (p_.channels_last ? 1 : plane);
+#pragma unroll 4
+      for (int32_t i = (first << shift) + lane_; i < last << shift; i += 32) {
+        const int32_t of_row = i & (together - 1);
+        const int32_t result = at.block.output + (i >> shift);
+        const int32_t y = p_.out_width.divide(result);
+        const int32_t x = result - y * p_.g.out_width;
+        const int32_t down = y * made.up_h + to.phase_h - made.crop_h;
+        const int32_t along = x * made.up_w + to.phase_w + of_row - made.crop_w;
+        if (uint32_t(down) < uint32_t(made.height) && uint32_t(along) < uint32_t(made.width)) {
+          store_value(p_.out, image + (down * made.width + along) * step,
+                      from[of_row * kPitch + (i >> shift)], p_.dtype);
+        }
+      }
+    }
+  }
+
+  /// 16-bit NCHW: stores the rows of the warp's box `box`, by words where two results are one.
+  CUTLASS_DEVICE void send_narrow(const Coordinates& at, const TileOf& tile, int box,
+                                  const float* from) const {
+    int32_t first, last;
+    window(at.block, 0, &first, &last);
+    auto* out = static_cast<uint16_t*>(p_.out);
+#pragma unroll 1
+    for (int row = 0; row < 8; ++row, from += kPitch) {
+      const int32_t channel = channel_of_row(p_.g, tile.m_tile, tile.row(box * 8 + row));
+      if (channel < 0) return;
+      const int64_t to = result_index(at, tile.group * p_.g.out_channels + channel);
+      const int32_t odd = int32_t(reinterpret_cast<uintptr_t>(out + to + first) / 2 % 2);
+#pragma unroll 4
+      for (int32_t i = first - odd + 2 * lane_; i < last; i += 64) {
+        if (i >= first && i + 1 < last) {
+          *reinterpret_cast<uint32_t*>(out + to + i) = pack_pair(from[i], from[i + 1], p_.dtype);
+        } else {
+          const int32_t one = max(i, first);
+          store_value(out, to + one, from[one], p_.dtype);
+        }
+      }
+    }
   }
 
   /// Of a thread's pairs of pixels, bit j is pair j.
@@ -157,7 +224,7 @@ class Store {
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < kRows; ++r) {
       to[r] = staging_ + (r * 8 + lane_ / 4) * kPitch + at.pixel0 +
-              phase_of(at, at.channels[kFirst + r]);
+              phase_of(result_index(at, at.channels[kFirst + r]));
     }
     const int32_t gap = p_.g.pitch - at.block.width;
     Pairs pairs;
@@ -186,9 +253,9 @@ class Store {
     }
   }
 
-  /// Floats from a sector's start to the first result of a channel.
-  CUTLASS_DEVICE int32_t phase_of(const Coordinates& at, int32_t channel) const {
-    return int32_t((result_index(at, channel) + p_.out_phase) & (kSector - 1));
+  /// Floats from a sector's start to a result; its staged row begins there.
+  CUTLASS_DEVICE int32_t phase_of(int64_t result) const {
+    return in_runs() ? int32_t((result + p_.out_phase) & (kSector - 1)) : 0;
   }
 
   /// Sends the warp's rows kFirst ... kFirst + kRows - 1, a lane each: whole sectors by a bulk
