@@ -1,7 +1,6 @@
 /// \file
 #include "conv/problem.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -94,17 +93,17 @@ Status check_problem(const FusedConvProblem& problem, const DeviceProps& device)
   CUTFUSE_CHECK(p.channels > 0, Code::kNotSupported, "a sum over no channels is PyTorch's");
   // Beyond, single roundings of the promoted sums show (2.4e-7 at 6272, limit 2^-22); below, that
   // two planes hold 22 bits does (3.8e-7 of a lognormal value at 9, PyTorch 2.6e-7).
-  constexpr int64_t kMinIeeeTerms = 16;
-  constexpr int64_t kMaxIeeeTerms = 4608;
-  // Strides spread a transposed filter over the phases; the shortest sums have so many terms.
-  const int64_t h = p.transposed ? std::max<int64_t>(p.kernel_h / p.stride_h, 1) : p.kernel_h;
-  const int64_t w = p.transposed ? std::max<int64_t>(p.kernel_w / p.stride_w, 1) : p.kernel_w;
-  const int64_t terms = p.channels / p.groups * h * w;
+  const shift::Interleave made = interleave_of(p);
+  const int64_t min_terms = made.phases() == 1 ? 16 : 32;
+  constexpr int64_t kMaxTerms = 4608;
+  const ConvProblem taps = as_convolution(p);
+  const int64_t fewest = p.channels / p.groups * made.fewest_taps();
+  const int64_t most = p.channels / p.groups * taps.kernel_h * taps.kernel_w;
   CUTFUSE_CHECK(p.precision != Precision::kIeee || p.dtype != DType::kFloat32 ||
-                    (terms >= kMinIeeeTerms && terms <= kMaxIeeeTerms),
+                    (fewest >= min_terms && most <= kMaxTerms),
                 Code::kNotSupported,
                 "sums of %lld terms at ieee are PyTorch's; the promise holds for %lld to %lld",
-                print(terms), print(kMinIeeeTerms), print(kMaxIeeeTerms));
+                print(fewest < min_terms ? fewest : most), print(min_terms), print(kMaxTerms));
   return {};
 }
 

@@ -184,12 +184,12 @@ KERNEL = [
     ConvCase(3, 96, (11, 11), (67, 224), 2, stride=4, padding=2),
     ConvCase(16, 48, (3, 3), (27, 128), 2, stride=2, padding=1),
     # Results that are interleaved.
-    ConvCase(16, 24, (4, 4), (16, 33), 2, transposed=True, stride=2, padding=1),
-    ConvCase(16, 24, (3, 3), (13, 17), 2, transposed=True, stride=2, padding=1, output_padding=1),
+    ConvCase(32, 24, (4, 4), (16, 33), 2, transposed=True, stride=2, padding=1),
+    ConvCase(32, 24, (3, 3), (13, 17), 2, transposed=True, stride=2, padding=1, output_padding=1),
     ConvCase(40, 16, (5, 5), (11, 29), 1, transposed=True, stride=3, padding=2),
-    ConvCase(16, 6, (2, 2), (19, 31), 3, transposed=True, stride=2, groups=2),
-    ConvCase(24, 5, (3, 2), (15, 40), 2, transposed=True, stride=(1, 4), padding=(1, 0)),
-    ConvCase(16, 40, (3, 5), (9, 70), 2, transposed=True, stride=(4, 2), padding=(2, 4)),
+    ConvCase(64, 6, (2, 2), (19, 31), 3, transposed=True, stride=2, groups=2),
+    ConvCase(32, 5, (3, 2), (15, 40), 2, transposed=True, stride=(1, 4), padding=(1, 0)),
+    ConvCase(32, 40, (3, 5), (9, 70), 2, transposed=True, stride=(4, 2), padding=(2, 4)),
 ]
 # What no kernel takes: results of one pixel, transposed convolutions with strides and dilation.
 HANDED_OVER = [

@@ -28,6 +28,7 @@ inline constexpr int32_t kSendsOfWarp = 16;     // stores of 16 bytes' descripti
 inline constexpr int32_t kSendBytes = 8 * kSendsOfWarp * 16;  // of all consumers' warps
 inline constexpr int32_t kMostAhead = 8;        // batches of a producer's warp on their way
 inline constexpr int32_t kMaxPieces = 8;        // of x on their way
+inline constexpr int32_t kPieceGuard = 16;      // bytes of zeros after a piece
 inline constexpr int32_t kRawItemBytes = 1024;  // of 32 pixels of eight lane-channels of x
 
 /// Threads that read and convert: two warpgroups, unless the others' accumulators leave them too
@@ -79,6 +80,11 @@ struct Interleave {
   int32_t kernel_h = 0, kernel_w = 0;  // of the whole filter
 
   constexpr int32_t phases() const { return up_h * up_w; }
+  /// Taps of the phase that has fewest, but none, at an edge of the image where there are phases.
+  constexpr int64_t fewest_taps() const {
+    const int64_t h = kernel_h / up_h, w = kernel_w / up_w;
+    return phases() == 1 ? h * w : (h > 1 ? h / 2 : 1) * (w > 1 ? w / 2 : 1);
+  }
 };
 
 struct Geometry {

@@ -187,8 +187,7 @@ Status set_steps(Layout* layout) noexcept {
 /// In parts, the small products leave no error in the sums that are promoted.
 void set_promotion(const ConvPolicy& policy, Layout* layout) noexcept {
   const Geometry& g = layout->g;
-  const int32_t terms = g.channels * std::max(g.made.kernel_h / g.made.up_h, 1) *
-                        std::max(g.made.kernel_w / g.made.up_w, 1);
+  const int64_t terms = g.channels * g.made.fewest_taps();
   const int32_t few = in_parts(policy.tile_n, policy.planes) ? 3 : 2;
   layout->steps_at_once = terms < 64 ? 1 : terms < 128 ? few : kSlabSteps;
 }
@@ -224,8 +223,7 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   const int64_t beyond = std::max<int64_t>(
       {int64_t(g.m_blocks * 64 - g.weight_rows) * 16,
        2048 + int64_t(g.m_blocks - 1) * 1024 - int64_t(g.weight_rows) * kRowStepBytes, 0});
-  const int64_t pieces =
-      g.piece_rows > 0 ? kFewestPieces * int64_t(round_up(piece_row_bytes(g), 128)) : 0;
+  const int64_t pieces = g.piece_rows > 0 ? kFewestPieces * int64_t(bytes_of_piece(g, 1)) : 0;
   int64_t raw = 0;
   const int64_t before = size;
   const auto spend = [&](int32_t boxes, int32_t depth, int64_t more = 0) {
@@ -257,10 +255,8 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
                 "%lld bytes of shared memory are too few for %d patches of %d bytes and weights",
                 static_cast<long long>(device.shared_bytes), g.stages, s.stage_bytes);
   set_pieces(raw, threads / 32 - 1, &g);
-  // Pieces take what is left. Not those of phases: with a fourth piece the 11x11 layer took 0.24 ms
-  // where calls alternate between two inputs and 0.63 where they repeat one, with three 0.25 to
-  // 0.28 (H200; unexplained).
-  if (stay && g.piece_rows > 0 && g.phases_h * g.phases_w == 1) {
+  // Pieces take what is left.
+  if (stay && g.piece_rows > 0) {
     spend(s.staging_boxes, g.raw_depth, (device.shared_bytes - size - beyond - all_slabs) & ~127);
     set_pieces(raw, threads / 32 - 1, &g);
   }

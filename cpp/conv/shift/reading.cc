@@ -48,21 +48,20 @@ void set_pitch(bool by_pieces, int32_t columns, Geometry* g) {
   g->piece_channels = few ? g->channels : kLanes;
 }
 
-int64_t piece_row_bytes(const Geometry& g) {
-  return int64_t(4) * g.pitch * g.stride_w * g.phases_h * g.piece_channels;
+int32_t bytes_of_piece(const Geometry& g, int64_t rows) {
+  const int64_t guard = g.early > 0 ? kPieceGuard : 0;
+  return round_up(rows * 4 * g.pitch * g.stride_w * g.phases_h * g.piece_channels + guard, 128);
 }
 
-/// The copy engine takes its time: with 8 KB on their way, and otherwise busy memory, kernels took
-/// four times as long. Each piece has more than an item of 32 pixels of a group for each of the
-/// `warps` that convert it: smaller ones were up to twice as slow as the lanes' own copies.
+/// Each piece has more than an item of 32 pixels of a group for each of the `warps` that convert
+/// it: smaller ones were up to twice as slow as the lanes' own copies.
 void set_pieces(int64_t room, int32_t warps, Geometry* g) {
   if (g->piece_rows == 0) return;
-  const int64_t row_bytes = piece_row_bytes(*g);
   const int32_t whole = g->strip == 0 ? 1 : 0;  // rows that begin and end within a patch
   const int64_t rows = ceil_div(rolls(*g) ? advance_of(*g) : int64_t(g->patch), g->pitch) + whole;
   for (int64_t divided = 1; divided <= rows; ++divided) {
     g->piece_rows = g->stride_h > 1 ? 1 : static_cast<int32_t>(ceil_div(rows, divided));
-    g->piece_bytes = round_up(g->piece_rows * row_bytes, 128);
+    g->piece_bytes = bytes_of_piece(*g, g->piece_rows);
     g->pieces = static_cast<int32_t>(std::min<int64_t>(room / g->piece_bytes, kMaxPieces));
     const int64_t items = ceil_div(int64_t(g->piece_rows) * g->pitch, 32) * groups_of_piece(*g);
     if (4 * items < 5 * warps) break;

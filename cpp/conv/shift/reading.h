@@ -13,8 +13,8 @@ inline constexpr int32_t kFewestPieces = 3;
 /// the copy engine may bring x, rows are as long as its boxes, which begin at 16 bytes.
 void set_pitch(bool by_pieces, int32_t columns, Geometry* g);
 
-/// Bytes of a row of the grid in a piece.
-int64_t piece_row_bytes(const Geometry& g);
+/// Bytes of a piece of so many rows of the grid, with its guard.
+int32_t bytes_of_piece(const Geometry& g, int64_t rows);
 
 /// Sets the rows of a piece, and how many pieces are in `room` bytes; none where they would be so
 /// few or so small that the lanes' own copies are faster.

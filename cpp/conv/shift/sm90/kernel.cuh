@@ -45,6 +45,7 @@ CUTLASS_DEVICE void prepare_control(const Params& p, char* shared, int producer_
     cutlass::arch::fence_barrier_init();
   }
   Lanes(p, shared).prepare(p);
+  clear_guards(p, shared);
 }
 
 /// Folds the program's affine steps for the rows of one (group, m tile).

@@ -44,13 +44,27 @@ class Pieces {
   int32_t block_ = 0, blocks_;
 };
 
+/// What the copy engine writes of a piece.
+CUTLASS_DEVICE uint32_t bytes_of_box(const Geometry& g) {
+  return g.piece_rows * g.phases_h * g.pitch * g.stride_w * g.piece_channels * sizeof(float);
+}
+
+/// Clears what is read after each piece, with the last pixel of its last row, where boxes begin
+/// early: what an earlier kernel left there would pass for x out of fp16's range.
+CUTLASS_DEVICE void clear_guards(const Params& p, char* shared) {
+  const Geometry& g = p.g;
+  if (p.in_pieces && g.early > 0 && int32_t(threadIdx.x) < g.pieces) {
+    char* piece = shared + p.shared.raw + threadIdx.x * g.piece_bytes;
+    *reinterpret_cast<uint4*>(piece + bytes_of_box(g)) = {};
+  }
+}
+
 /// Brings all pieces, in order; one thread.
 CUTLASS_DEVICE void bring_pieces(const Params& p, char* shared) {
   const Geometry& g = p.g;
   auto& control = *reinterpret_cast<Control*>(shared + p.shared.control);
   const uint32_t ring = shared_address(shared) + p.shared.raw;
-  const uint32_t bytes =
-      g.piece_rows * g.phases_h * g.pitch * g.stride_w * g.piece_channels * sizeof(float);
+  const uint32_t bytes = bytes_of_box(g);
   Turn turn;
   bool first_round = true;
   for (Patches patches(p); patches.more(p); patches.next(p)) {
