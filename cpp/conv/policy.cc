@@ -41,6 +41,23 @@ std::vector<int32_t> strips_of(const ConvProblem& p, int32_t tile_n) {
   return widths;
 }
 
+/// What reading and storing take longer than those of fp32 NCHW, as parts of that.
+struct More {
+  double items, stored;
+};
+
+/// From 13 problems on an H200.
+More more_of(const FusedConvProblem& problem, const shift::Geometry& g) {
+  const bool sixteen = problem.conv.dtype != DType::kFloat32;
+  const bool two = planes_of(problem.conv) == 2;
+  const bool last = problem.channels_last;
+  More more;
+  more.items = last ? (two ? 0.1 : sixteen ? 1.5 : 1.2) : sixteen ? 2.0 : 0.0;
+  more.stored = last ? (two ? 1.5 : 0.5) : sixteen ? 4.0 : 0.0;
+  if (g.made.phases() > 1) more.stored = last ? 20.0 : 12.0;
+  return more;
+}
+
 }  // namespace
 
 bool suits(const ConvPolicy& policy, const ConvProblem& problem) noexcept {
@@ -68,18 +85,17 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   // promoted. Coefficients: least squares over 404 launches of 27 problems on an H200, median error
   // 12 %.
   const double cycles = 2.0 * steps * (two ? 3.0 : 1.0) * std::max(n / 2.0, 32.0);
-  const auto items = double(layout.busiest_items);
-  const double stored = g.tile_blocks * n * g.weight_rows / 16.0 * ((g.warp_channels + 7) / 8);
+  const More more = more_of(problem, g);
+  const double items = double(layout.busiest_items) * (1.0 + more.items);
+  const double stored =
+      g.tile_blocks * n * g.weight_rows / 16.0 * ((g.warp_channels + 7) / 8) * (1.0 + more.stored);
   const double promoted = two ? 2.0 * n * steps / layout.steps_at_once : 0.0;
   const double few = n * policy.planes <= 128 ? 5.3e-4 : 0.0;  // accumulators
   const double tile =
       1.0 * g.chunks + (8.4e-4 + few) * cycles + 0.313 * items + 4e-4 * stored + 1.5e-3 * promoted;
-  // In channels_last each value of x is a copy of its own, and one of out a store of its own: 1.8
-  // to 2.6 times as long for the four founding problems, 1.4 to 1.7 at ieee.
-  const double layout_factor = !problem.channels_last ? 1.0 : two ? 1.6 : 2.1;
   // What the sum does not say: long tiles overlap more, and weights that come through a ring, or
   // little of x on its way, keep one plane's products waiting.
-  double factor = layout_factor * (n == 256 && weights_stay(g) ? 0.85 : 1.0);
+  double factor = n == 256 && weights_stay(g) ? 0.85 : 1.0;
   if (!stores_ahead(layout)) factor *= 1.05;
   if (!two && !weights_stay(g)) factor *= 1.1;
   if (!two && !reads_ahead(policy, layout)) factor *= 1.05;
@@ -93,7 +109,8 @@ double estimate_eager(const FusedConvProblem& problem) noexcept {
   // Never more than it took on an H200, for 51 problems but some below 40 us, whose x was in L2:
   // memory at 0.9 TB/s, at 1.7 in channels_last, tensor cores at 90 TFLOP/s, or 121 with 32
   // channels and more, 48 with fewer than 12, fp32 units at 30; batch norm at 3 TB/s. 16-bit
-  // convolutions, of 8 problems: tensor cores at 340 TFLOP/s, 96 with fewer than 12 channels.
+  // convolutions and transposed ones of a stride, of 13 problems: tensor cores at 340 TFLOP/s, 96
+  // with fewer than 12 channels.
   const ConvProblem& p = problem.conv;
   const double in = double(p.batch) * p.channels * p.height * p.width;
   const double out = double(p.batch) * p.out_channels * p.out_height * p.out_width;
@@ -106,7 +123,12 @@ double estimate_eager(const FusedConvProblem& problem) noexcept {
                       : channels >= 12.0                ? 90e6
                                                         : 48e6;
   const double tail = problem.tail == Tail::kNone ? 0.0 : 2.0 * out * size_of(p.dtype) / 3e6;
-  const double memory = problem.channels_last ? 1.7e6 : 0.9e6;
+  const bool strided = p.transposed && (p.stride_h > 1 || p.stride_w > 1);
+  double memory = problem.channels_last ? 1.7e6 : strided ? 0.55e6 : 0.9e6;
+  if (p.dtype != DType::kFloat32) {
+    memory = problem.channels_last ? (channels >= 12.0 ? 2.2e6 : 0.6e6)
+                                   : (channels >= 12.0 ? 0.65e6 : 0.4e6);
+  }
   return std::max(5.0 + (in + out) * size_of(p.dtype) / memory, flops / rate) + tail;
 }
 

@@ -25,24 +25,58 @@ class LastStore {
   CUTLASS_DEVICE void run(const float (&v)[kN / 2], const PlaneCoordinates<kN>& at,
                           const Block& block) const {
     // What this thread stores: four channels of every eighth pixel.
-    const int quads = warps_ * 4;
-    const int column = thread_ % quads * 4;
+    const int column = thread_ % (warps_ * 4) * 4;
+    const int from_pixel = thread_ / (warps_ * 4);
     const int32_t row = tile_.m_block * 64 + column;
     const int32_t channel = channel_of_row(p_.g, tile_.m_tile, row);
     const Block mine = stacked_block(p_, block, stacked_row(p_.g, row));
-    const PlaneCoordinates<kN> places{p_, mine, {}, at.image, 0};
+    const PlaneCoordinates<kN> places{p_, mine, {}, at.image, from_pixel};
+    const int32_t all = p_.g.out_channels * p_.g.groups;
+    const int64_t plane = int64_t(p_.g.out_height) * p_.g.out_width;
+    const int32_t gap = p_.g.pitch - mine.width;
+    const int32_t grid_row = p_.pitch.divide(mine.column + from_pixel);
+    int64_t to = (at.image * plane + mine.output + from_pixel - grid_row * gap) * all +
+                 tile_.group * p_.g.out_channels + channel;
+    const int channels = min(p_.g.out_channels - channel, 4);
+    const uint32_t size = size_of(p_.dtype);
+    const bool whole = channels == 4 && all % 4 == 0 &&
+                       (reinterpret_cast<uintptr_t>(p_.out) + to * size) % (4 * size) == 0;
+    const uint32_t own = channel < 0 ? 0 : own_pixels(p_, places, 0);
+    const uint32_t wraps = wraps_of(mine.column + from_pixel);
     const int lane = thread_ % 32;
-    float* to = area_ + at.pixel0 * pitch_ + thread_ / 32 * 16 + lane / 4;
+    float* staged = area_ + at.pixel0 * pitch_ + thread_ / 32 * 16 + lane / 4;
+    const float* from = area_ + from_pixel * pitch_ + column;
     CUTLASS_PRAGMA_UNROLL
     for (int first = 0; first < kN; first += kPixels) {
       sync();
       CUTLASS_PRAGMA_UNROLL
       for (int i = first / 2; i < (first + kPixels) / 2; ++i) {
         const int pixel = i / 4 * 8 + i % 2 - first;
-        to[pixel * pitch_ + i / 2 % 2 * 8] = v[i];
+        staged[pixel * pitch_ + i / 2 % 2 * 8] = v[i];
       }
       sync();
-      if (channel >= 0) store(places, first, thread_ / quads, column, channel);
+      const auto each = [&](const auto& body) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int n = first / 8; n < (first + kPixels) / 8; ++n) {
+          if (n > 0 && (wraps >> n & 1) != 0) to -= gap * all;
+          if ((own >> n & 1) != 0) {
+            body(*reinterpret_cast<const float4*>(from + (8 * n - first) * pitch_));
+          }
+          to += 8 * all;
+        }
+      };
+      if (!whole) {
+        each([&](const float4& some) { store(some, to, channels); });
+      } else if (p_.dtype == DType::kFloat32) {
+        each([&](const float4& some) {
+          *reinterpret_cast<float4*>(static_cast<float*>(p_.out) + to) = some;
+        });
+      } else {
+        each([&](const float4& some) {
+          *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p_.out) + to) = {
+              pack_pair(some.x, some.y, p_.dtype), pack_pair(some.z, some.w, p_.dtype)};
+        });
+      }
     }
     sync();  // before the area is written again, by whomever
   }
@@ -58,38 +92,21 @@ class LastStore {
     cutlass::arch::NamedBarrier::sync(warps_ * 32, kLastBarrier + threadIdx.x / 128);
   }
 
-  CUTLASS_DEVICE void store(const PlaneCoordinates<kN>& places, int first, int from_pixel,
-                            int column, int32_t channel) const {
-    const Block& block = places.block;
-    const int32_t stride = p_.g.strip != 0 ? p_.g.strip : p_.g.block_outputs;
-    const int32_t last = min(block.lead + stride, block.end - block.output);
-    const int32_t all = p_.g.out_channels * p_.g.groups;
-    const int64_t plane = int64_t(p_.g.out_height) * p_.g.out_width;
-    const int64_t out =
-        (places.image * plane + block.output) * all + tile_.group * p_.g.out_channels + channel;
-    const int32_t channels = min(p_.g.out_channels - channel, 4);
-    const uint32_t size = size_of(p_.dtype);
-    const bool whole = channels == 4 && all % 4 == 0 &&
-                       (reinterpret_cast<uintptr_t>(p_.out) + out * size) % (4 * size) == 0;
-#pragma unroll 4
-    for (int pixel = from_pixel; pixel < kPixels; pixel += 8) {
-      bool exists;
-      const int32_t result = places.position(first + pixel, &exists);
-      if (!exists || result < block.lead || result >= last) continue;
-      const float4 v = *reinterpret_cast<const float4*>(area_ + pixel * pitch_ + column);
-      const int64_t to = out + int64_t(result) * all;
-      if (whole && p_.dtype == DType::kFloat32) {
-        *reinterpret_cast<float4*>(static_cast<float*>(p_.out) + to) = v;
-      } else if (whole) {
-        *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p_.out) + to) = {
-            pack_pair(v.x, v.y, p_.dtype), pack_pair(v.z, v.w, p_.dtype)};
-      } else {
-        store_value(p_.out, to, v.x, p_.dtype);
-        if (channels > 1) store_value(p_.out, to + 1, v.y, p_.dtype);
-        if (channels > 2) store_value(p_.out, to + 2, v.z, p_.dtype);
-        if (channels > 3) store_value(p_.out, to + 3, v.w, p_.dtype);
-      }
-    }
+  /// Bit n: a row of the grid begins within the eight pixels up to the n-th that follows `column`.
+  CUTLASS_DEVICE uint32_t wraps_of(int32_t column) const {
+    uint32_t wraps = 0;
+    const int32_t rest = p_.g.pitch - (column - p_.pitch.divide(column) * p_.g.pitch);
+#pragma unroll 1
+    for (int32_t pixel = rest; pixel < kN; pixel += p_.g.pitch)
+      wraps |= 1u << ((pixel + 7) / 8 & 31);
+    return wraps;
+  }
+
+  CUTLASS_DEVICE void store(const float4& some, int64_t to, int channels) const {
+    store_value(p_.out, to, some.x, p_.dtype);
+    if (channels > 1) store_value(p_.out, to + 1, some.y, p_.dtype);
+    if (channels > 2) store_value(p_.out, to + 2, some.z, p_.dtype);
+    if (channels > 3) store_value(p_.out, to + 3, some.w, p_.dtype);
   }
 };
 
