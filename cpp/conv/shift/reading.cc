@@ -7,7 +7,7 @@ namespace cutfuse::conv::shift {
 namespace {
 
 constexpr int32_t kMaxBox = 256;           // elements of a box along a dimension
-constexpr int32_t kBytesAhead = 16 << 10;  // of x, on their way to a multiprocessor
+constexpr int32_t kBytesAhead = 16 << 10;  // of x, on their way to a multiprocessor; half at ieee
 
 /// Pixels of the grid from a tile to the next.
 int64_t advance_of(const Geometry& g) {
@@ -53,9 +53,10 @@ int32_t bytes_of_piece(const Geometry& g, int64_t rows) {
   return round_up(rows * 4 * g.pitch * g.stride_w * g.phases_h * g.piece_channels + guard, 128);
 }
 
-/// Each piece has more than an item of 32 pixels of a group for each of the `warps` that convert
-/// it: smaller ones were up to twice as slow as the lanes' own copies.
-void set_pieces(int64_t room, int32_t warps, Geometry* g) {
+/// Of one plane, pieces have more than an item of 32 pixels of a group for each of the `warps` that
+/// convert them: smaller ones were 5 % slower than the lanes' own copies (H200, the transposed
+/// founding problem; at ieee 18 % faster).
+void set_pieces(int64_t room, int32_t warps, int32_t planes, Geometry* g) {
   if (g->piece_rows == 0) return;
   const int32_t whole = g->strip == 0 ? 1 : 0;  // rows that begin and end within a patch
   const int64_t rows = ceil_div(rolls(*g) ? advance_of(*g) : int64_t(g->patch), g->pitch) + whole;
@@ -64,9 +65,9 @@ void set_pieces(int64_t room, int32_t warps, Geometry* g) {
     g->piece_bytes = bytes_of_piece(*g, g->piece_rows);
     g->pieces = static_cast<int32_t>(std::min<int64_t>(room / g->piece_bytes, kMaxPieces));
     const int64_t items = ceil_div(int64_t(g->piece_rows) * g->pitch, 32) * groups_of_piece(*g);
-    if (4 * items < 5 * warps) break;
+    if (planes == 1 && 4 * items < 5 * warps) break;
     const bool ahead =
-        g->pieces >= kFewestPieces && (g->pieces - 1) * g->piece_bytes >= kBytesAhead;
+        g->pieces >= kFewestPieces && (g->pieces - 1) * g->piece_bytes * planes >= kBytesAhead;
     if (ahead && g->piece_rows <= kMaxBox) return;
   }
   g->piece_rows = 0;

@@ -18,7 +18,7 @@ int32_t bytes_of_piece(const Geometry& g, int64_t rows);
 
 /// Sets the rows of a piece, and how many pieces are in `room` bytes; none where they would be so
 /// few or so small that the lanes' own copies are faster.
-void set_pieces(int64_t room, int32_t warps, Geometry* g);
+void set_pieces(int64_t room, int32_t warps, int32_t planes, Geometry* g);
 
 /// Divides the producers' warps between pixels and groups so that the busiest has least to do.
 void share_out(const ConvPolicy& policy, Layout* layout);
