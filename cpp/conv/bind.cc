@@ -74,8 +74,6 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
   params->row_bytes = static_cast<uint32_t>(params->x_row * size);
   params->column_bytes = static_cast<uint32_t>(params->x_column * size);
   const int32_t phases = g.phases_h * g.phases_w;
-  params->one_phase = phases == 1;
-  params->lanes_are_channels = g.phase_channels != 0;
   params->phase_masks = g.phase_channels == 0 && phases <= 32 && (phases & (phases - 1)) == 0;
   params->last_phase = phases > shift::kLanes ? phases - 1 : 0;
   const bool even = g.phase_channels == 0 && g.phases_w % 2 == 0 && g.pad_w % 2 == 0 &&
@@ -89,6 +87,8 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
                               params->x_channel == 1 && params->x_column % together == 0 &&
                               params->x_row % together == 0 && params->x_image % together == 0 &&
                               reinterpret_cast<uintptr_t>(buffers.x.data) % 16 == 0;
+  params->one_phase = phases == 1 && !params->channels_together;
+  params->lanes_are_channels = g.phase_channels != 0 && !params->channels_together;
   params->weight = view_weight(problem.conv, buffers.weight);
   params->packed = packed.tiles;
   params->exponents = packed.exponents;

@@ -1,7 +1,5 @@
 /// \file
 /// FusedConvProblem x DeviceProps -> stages and one workspace; run() launches them in order.
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -242,12 +240,15 @@ Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcep
   if (empty()) return {};
   if (Status status = check(buffers); !status.ok()) return status;
   const bool eval = problem_.tail == Tail::kBatchNormEval;
-  if (!problem_.packed_weight || eval) {
+  auto* partials = training() ? at<CountedMoments>(buffers.workspace, partials_) : nullptr;
+  if (!problem_.packed_weight || problem_.tail != Tail::kNone) {
     const auto prepared =
         prepare_params(buffers.weight, problem_.packed_weight ? nullptr : buffers.workspace);
     CUTFUSE_CHECK(prepared != nullptr, Code::kOutOfMemory, "no host memory for the launch");
     if (eval) prepared->multipliers = at<float>(buffers.workspace, multipliers_);
     prepared->batch_norm = buffers.batch_norm;
+    prepared->cleared = reinterpret_cast<uint32_t*>(partials);
+    prepared->cleared_words = training() ? partial_bytes() / 4 : 0;
     if (Status status = shift::prepare(*prepared, stream); !status.ok()) return status;
   }
   std::unique_ptr<shift::Params> params(new (std::nothrow) shift::Params);
@@ -259,9 +260,6 @@ Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcep
     return status;
   }
   if (training()) {
-    auto* partials = at<CountedMoments>(buffers.workspace, partials_);
-    CUTFUSE_CUDA(cudaMemsetAsync(partials, 0, static_cast<size_t>(partial_bytes()),
-                                 static_cast<cudaStream_t>(stream)));
     if (Status status = bind_programs(buffers, false, &params->program); !status.ok())
       return status;
     params->partials = partials;

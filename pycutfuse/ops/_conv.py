@@ -299,8 +299,8 @@ def conv_transpose2d(
 
     Notes
     -----
-    As `conv2d`. Of a stride, a kernel makes the phases of each channel at once and interleaves them;
-    with a dilation too the plain torch chain runs.
+    As `conv2d`. Of a stride, a kernel makes the phases of each channel at once and interleaves
+    them; with a dilation too the plain torch chain runs.
 
     Raises
     ------

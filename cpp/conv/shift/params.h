@@ -25,10 +25,9 @@ struct WeightView {
 
   static constexpr int64_t kNoTap = INT64_MIN;
 
-  /// Element of output channel `channel`'s tap, or kNoTap if the filter ends before it.
-  constexpr int64_t index(const Geometry& g, int32_t of_group, int32_t channel, int32_t from,
+  /// Element of the tap of an output channel, or kNoTap if the filter ends before it.
+  constexpr int64_t index(const Geometry& g, int32_t of_group, const MadeChannel& to, int32_t from,
                           int32_t tap_h, int32_t tap_w) const {
-    const MadeChannel to = made_channel(g, channel);
     const Interleave& made = g.made;
     if (to.phase_h + made.up_h * (g.kernel_h - 1 - tap_h) >= made.kernel_h ||
         to.phase_w + made.up_w * (g.kernel_w - 1 - tap_w) >= made.kernel_w) {
@@ -89,12 +88,13 @@ struct Params {
   int64_t x_image = 0, x_channel = 0, x_row = 0, x_column = 0;
   uint32_t channel_bytes = 0, row_bytes = 0, column_bytes = 0;  // the same strides
   DType dtype = DType::kFloat32;
+  // How lane-channels lie; the first that is true counts.
   bool one_phase = false;
   bool lanes_are_channels = false;  // of one phase each; else phases lie next to each other
   bool phase_masks = false;         // so that 8, or each group of lanes, repeat them
   int32_t last_phase = 0;           // a power of two less one, or 0
+  bool channels_together = false;   // 16 bytes of them are one aligned load: channels_last
   bool lane_pairs = false;          // two lane-channels, from an even one on, are one aligned load
-  bool channels_together = false;   // 16 bytes of them are, in channels_last
   bool in_pieces = false;           // x comes by the copy engine, else by each lane's own copies
   int32_t lanes_together = 1;       // in a piece: lane-channels that are one load
   Divisor piece_groups;             // groups of lane-channels that a piece has
@@ -126,7 +126,8 @@ struct Params {
   uint32_t steps[kMaxSteps + 1] = {};
 };
 
-/// What prepares a launch: packs the weight, and batch norm's multipliers in eval.
+/// What prepares a launch: packs the weight, and batch norm's multipliers in eval or, in training,
+/// clears the partials of its statistics.
 struct PrepareParams {
   Geometry g;
   WeightView weight;
@@ -138,6 +139,8 @@ struct PrepareParams {
   int32_t* exponents = nullptr;
   float* multipliers = nullptr;  // [out_channels of all groups]: weight / sqrt(var + eps); or null
   BatchNormBuffers batch_norm;
+  uint32_t* cleared = nullptr;  // or null; then there are no multipliers
+  int64_t cleared_words = 0;
   Half halves[2 * kMaxSteps] = {};
 };
 

@@ -14,10 +14,10 @@ namespace {
 constexpr int kThreads = 512;  // of a block, which packs one row
 constexpr int kKept = 4;       // elements that a thread keeps; it reads the others twice
 
-/// Element `lane` of a half, for output channel `channel` of `group`; 0 where there is none.
-__device__ float weight_at(const PrepareParams& p, int32_t group, int32_t channel, Half half,
+/// Element `lane` of a half, for an output channel of `group`; 0 where there is none.
+__device__ float weight_at(const PrepareParams& p, int32_t group, const MadeChannel& to, Half half,
                            int32_t lane, int32_t stacked) {
-  if (half.group < 0 || channel < 0) return 0.f;
+  if (half.group < 0 || to.channel < 0) return 0.f;
   const LaneChannel from = lane_channel(p.g, half.group * kLanes + lane);
   const int32_t tap_h = half.tap_h - stacked;
   const int32_t r =
@@ -26,7 +26,7 @@ __device__ float weight_at(const PrepareParams& p, int32_t group, int32_t channe
   const int32_t s =
       filter_index(half.tap_w, from.phase_w, p.g.stride_w, p.g.dilation_w, p.g.kernel_w);
   if (from.channel >= p.g.channels || r < 0 || s < 0) return 0.f;
-  const int64_t at = p.weight.index(p.g, group, channel, from.channel, r, s);
+  const int64_t at = p.weight.index(p.g, group, to, from.channel, r, s);
   return at == WeightView::kNoTap ? 0.f : load_value(p.weight.data, at, p.dtype);
 }
 
@@ -52,11 +52,12 @@ __device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
   const Geometry& g = p.g;
   const int32_t group = outer / g.m_tiles;
   const int32_t channel = channel_of_row(g, outer % g.m_tiles, row);
+  const MadeChannel to = channel < 0 ? MadeChannel{-1, 0, 0} : made_channel(g, channel);
   const int32_t stacked = stacked_row(g, row);
   const int32_t rows = g.weight_rows;
   const int32_t elements = p.steps * 16;
   const auto element = [&](int32_t i) {
-    return weight_at(p, group, channel, p.halves[i / 8], i % 8, stacked);
+    return weight_at(p, group, to, p.halves[i / 8], i % 8, stacked);
   };
   bool finite = true;
   float largest = 0.f;
@@ -113,7 +114,12 @@ __global__ void __launch_bounds__(kThreads)
     pack_row(p, block / rows, block % rows);
     return;
   }
-  const int64_t channel = int64_t(block - packed_rows) * kThreads + threadIdx.x;
+  const int64_t index = int64_t(block - packed_rows) * kThreads + threadIdx.x;
+  if (p.cleared != nullptr) {
+    if (index < p.cleared_words) p.cleared[index] = 0;
+    return;
+  }
+  const int64_t channel = index;
   if (channel >= int64_t(p.g.groups) * p.g.out_channels) return;
   const BatchNormBuffers& bn = p.batch_norm;
   const float var = load_value(bn.running_var, channel, bn.running_dtype);
@@ -128,8 +134,9 @@ Status prepare(const PrepareParams& params, void* stream) noexcept {
   int64_t blocks = 0;
   if (params.packed != nullptr) blocks += int64_t(g.groups) * g.m_tiles * g.weight_rows;
   if (params.multipliers != nullptr) {
-    blocks += (int64_t(g.groups) * g.out_channels + kThreads - 1) / kThreads;
+    blocks += ceil_div(int64_t(g.groups) * g.out_channels, kThreads);
   }
+  if (params.cleared != nullptr) blocks += ceil_div(params.cleared_words, kThreads);
   if (blocks == 0) return {};
   return launch(&prepare_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream,
                 params);

@@ -162,6 +162,7 @@ class Epilogue {
     const int32_t top = result / g.out_width * g.stride_h - g.pad_h;
     const int32_t left = result % g.out_width * g.stride_w - g.pad_w;
     const int64_t image = tile.image * p_.x_image + int64_t(tile.group) * g.channels * p_.x_channel;
+    const MadeChannel to = made_channel(g, channel);
     double sum = 0.0;
     float special = 0.f;  // terms that are not finite
     for (int32_t c = 0; c < g.channels; ++c) {
@@ -173,7 +174,7 @@ class Epilogue {
           if (uint32_t(column) >= uint32_t(g.width)) continue;
           const float x = load_value(
               p_.x, image + c * p_.x_channel + row * p_.x_row + column * p_.x_column, p_.dtype);
-          const int64_t tap = p_.weight.index(g, tile.group, channel, c, r, s);
+          const int64_t tap = p_.weight.index(g, tile.group, to, c, r, s);
           if (tap == WeightView::kNoTap) continue;
           const float w = load_value(p_.weight.data, tap, p_.dtype);
           if (isfinite(x) && isfinite(w)) {

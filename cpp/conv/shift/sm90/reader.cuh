@@ -181,13 +181,6 @@ class Reader : Items {
   /// The lane-channels from `first` on of this lane's pixel.
   CUTLASS_DEVICE void copy(uint32_t to, int32_t first, bool mine) const {
     const Geometry& g = p_.g;
-    if (p_.channels_together) {
-      const char* from = image_ + (source_.bytes + lanes_.bytes(first));
-      const bool inside = mine && source_.inside(p_, lanes_.phase(first));
-      bring<16>(to, from, inside);
-      bring<16>(to ^ 16, from + 16, inside && lanes_.phase(first + 4).row >= 0);
-      return;
-    }
     if (p_.one_phase) {
       const uint32_t bytes = source_.bytes + uint32_t(first) * p_.channel_bytes;
       const bool inside = mine && source_.phases != 0;
@@ -214,6 +207,13 @@ class Reader : Items {
         bring<4>(to + c * 128, image_ + (bytes + c * p_.channel_bytes),
                  inside && lanes_.phase(first + c).row >= 0);
       }
+      return;
+    }
+    if (p_.channels_together) {
+      const char* from = image_ + (source_.bytes + lanes_.bytes(first));
+      const bool inside = mine && source_.inside(p_, lanes_.phase(first));
+      bring<16>(to, from, inside);
+      bring<16>(to ^ 16, from + 16, inside && lanes_.phase(first + 4).row >= 0);
       return;
     }
     uint32_t bytes[kLanes];
