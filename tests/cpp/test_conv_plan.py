@@ -138,6 +138,7 @@ def test_invalid_problems(changes: dict[str, int], error: type[Exception], words
     ("shape", "words"),
     [
         ((2, 16, 32, 32, 16, 3, 2, 1, 2, 1, True), "transposed convolution of stride 2x2"),
+        ((1, 8, 8192, 8192, 8, 4, 4, 0, 1, 1, True), "2^30 and more"),  # of the interleaved image
         ((2, 0, 32, 32, 16, 3, 1, 1, 1, 1, False), "no channels"),
     ],
 )

@@ -320,6 +320,8 @@ Status lay_out_stacked(const ConvProblem& p, const Interleave& made, const ConvP
 
 Status lay_out(const ConvProblem& problem, const ConvPolicy& policy, const DeviceProps& device,
                Layout* layout) noexcept {
+  CUTFUSE_CHECK(problem.out_height * problem.out_width < kMaxExtent, Code::kNotSupported,
+                "%s: a size of 2^30 and more is PyTorch's", to_string(problem).c_str());
   const ConvProblem p = as_convolution(problem);
   const Interleave made = interleave_of(problem);
   // Where few channels would leave rows of the instruction empty, it makes several rows of results.
