@@ -114,17 +114,17 @@ __global__ void __launch_bounds__(kThreads)
     pack_row(p, block / rows, block % rows);
     return;
   }
+  // A word to clear, or a channel.
   const int64_t index = int64_t(block - packed_rows) * kThreads + threadIdx.x;
   if (p.cleared != nullptr) {
     if (index < p.cleared_words) p.cleared[index] = 0;
     return;
   }
-  const int64_t channel = index;
-  if (channel >= int64_t(p.g.groups) * p.g.out_channels) return;
+  if (index >= int64_t(p.g.groups) * p.g.out_channels) return;
   const BatchNormBuffers& bn = p.batch_norm;
-  const float var = load_value(bn.running_var, channel, bn.running_dtype);
-  const float weight = bn.weight != nullptr ? load_value(bn.weight, channel, bn.affine_dtype) : 1.f;
-  p.multipliers[channel] = weight / sqrtf(var + static_cast<float>(bn.eps));
+  const float var = load_value(bn.running_var, index, bn.running_dtype);
+  const float weight = bn.weight != nullptr ? load_value(bn.weight, index, bn.affine_dtype) : 1.f;
+  p.multipliers[index] = weight / sqrtf(var + static_cast<float>(bn.eps));
 }
 
 }  // namespace
