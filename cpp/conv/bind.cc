@@ -82,19 +82,19 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
                     params->x_image % 2 == 0 &&
                     reinterpret_cast<uintptr_t>(buffers.x.data) % 8 == 0;
   params->lane_pairs = even && problem.conv.dtype == DType::kFloat32;
-  const int64_t together = 16 / size;
-  params->channels_together = g.phase_channels != 0 && g.channels % together == 0 &&
-                              params->x_channel == 1 && params->x_column % together == 0 &&
-                              params->x_row % together == 0 && params->x_image % together == 0 &&
-                              reinterpret_cast<uintptr_t>(buffers.x.data) % 16 == 0;
-  params->one_phase = phases == 1 && !params->channels_together;
-  params->lanes_are_channels = g.phase_channels != 0 && !params->channels_together;
   params->weight = view_weight(problem.conv, buffers.weight);
   params->packed = packed.tiles;
   params->exponents = packed.exponents;
   params->out = buffers.out;
   params->channels_last = problem.channels_last;
   params->in_runs = !problem.channels_last && g.made.phases() == 1 && size == 4;
+  const int64_t together = 16 / size;
+  params->channels_together =
+      !params->in_runs && g.phase_channels != 0 && g.channels % together == 0 &&
+      params->x_channel == 1 && params->x_column % together == 0 && params->x_row % together == 0 &&
+      params->x_image % together == 0 && reinterpret_cast<uintptr_t>(buffers.x.data) % 16 == 0;
+  params->one_phase = phases == 1 && !params->channels_together;
+  params->lanes_are_channels = g.phase_channels != 0 && !params->channels_together;
   params->phases_made = shift::Divisor(g.made.phases());
   const auto address = reinterpret_cast<uintptr_t>(buffers.out);
   params->out_phase = params->in_runs ? static_cast<int32_t>(address / 4 % shift::kSector) : 0;

@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kConsumers + producers(kN, kPlanes), 1)
   cutlass::arch::launch_dependent_grids();
   if (threadIdx.x >= kConsumers) {
     cutlass::arch::warpgroup_reg_dealloc<Registers<kN, kPlanes>::kProducer>();
-    Producer<kPlanes, kProducers>(params, shared).run();
+    Producer<kPlanes, kProducers, kRole != Role::kStore>(params, shared).run();
   } else {
     cutlass::arch::warpgroup_reg_alloc<Registers<kN, kPlanes>::kConsumer>();
     consume<kN, kPlanes, Element, kRole>(params, shared);

@@ -12,7 +12,8 @@
 
 namespace cutfuse::conv::shift::sm90 {
 
-template <int kPlanes, int kProducers>
+/// kAll: also 16-bit x and 16 bytes of channels together, which Role::kStore never has.
+template <int kPlanes, int kProducers, bool kAll>
 class Producer {
  public:
   CUTLASS_DEVICE Producer(const Params& params, char* shared)
@@ -34,10 +35,10 @@ class Producer {
       }
       return;
     }
-    if constexpr (kPlanes == 1) {
+    if constexpr (kAll && kPlanes == 1) {
       if (p_.dtype != DType::kFloat32) return read_all<DirectReader>();
     }
-    read_all<Reader>();
+    read_all<Reader<kAll>>();
   }
 
  private:

@@ -83,6 +83,7 @@ class Items {
 
 /// Has a warp's items of fp32 brought to shared memory, several batches ahead. A lane reads what it
 /// has had brought itself.
+template <bool kTogether>
 class Reader : Items {
  public:
   CUTLASS_DEVICE Reader(const Params& params, char* shared, const Share& share)
@@ -90,8 +91,8 @@ class Reader : Items {
     const int32_t room = params.g.raw_depth * params.g.together * kRawItemBytes;
     raw_ = shared_address(shared) + params.shared.raw + share.warp * room;
     // Eight lanes' halves of a pixel lie in all banks.
-    raw_ += params.channels_together ? share.lane * 32 + share.lane / 4 % 2 * 16
-                                     : share.lane * (params.lane_pairs ? 8 : 4);
+    raw_ += together() ? share.lane * 32 + share.lane / 4 % 2 * 16
+                       : share.lane * (params.lane_pairs ? 8 : 4);
   }
 
   /// Before the first take(): as many batches as there is room for.
@@ -106,7 +107,7 @@ class Reader : Items {
   CUTLASS_DEVICE void take(float (&v)[kBatch][kLanes]) const {
     wait_but(p_.g.raw_depth - 1);
     const uint32_t from = raw_ + slot_ * (kBatch * kRawItemBytes);
-    if (p_.channels_together) {
+    if (together()) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kBatch; ++i) {
         CUTLASS_PRAGMA_UNROLL
@@ -153,6 +154,8 @@ class Reader : Items {
  private:
   int32_t slot_ = 0;
   uint32_t raw_;
+
+  CUTLASS_DEVICE bool together() const { return kTogether && p_.channels_together; }
 
   /// Waits until no more than so many batches are on their way.
   CUTLASS_DEVICE static void wait_but(int32_t batches) {
@@ -209,7 +212,7 @@ class Reader : Items {
       }
       return;
     }
-    if (p_.channels_together) {
+    if (together()) {
       const char* from = image_ + (source_.bytes + lanes_.bytes(first));
       const bool inside = mine && source_.inside(p_, lanes_.phase(first));
       bring<16>(to, from, inside);
