@@ -5,7 +5,7 @@ Every function that calls the library releases the GIL while it runs. Pointers a
 RuntimeError, TypeError, NotImplementedError or MemoryError by its code (include/cutfuse/status.h).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -167,6 +167,12 @@ class Launch(Protocol):
         /,
     ) -> None:
         """Makes the plan's device current for the duration of the call."""
+
+def replay(parts: tuple[object, ...]) -> Callable[[object, object], Tensor | None]:
+    """A call of a module that is made again: pycutfuse/ops/_replay.py says of which parts.
+
+    It is given the module and its argument, and returns None if anything is not as it was.
+    """
 
 def run_chain(
     plan: ChainPlan,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 DEFAULT_PROMOTION = 1.0 + 2.0**-23
 
 
-@dataclass(slots=True)
+@dataclass
 class Knobs:
     """Promotion factor, forced policies, whether slow problems are taken, and who allocates."""
 

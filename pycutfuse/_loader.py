@@ -25,7 +25,7 @@ REMEDY = (
 INTERFACE = (
     "ABI_VERSION abi_version version build_info device_count OPS MAX_STEPS TAILS DeviceProps "
     "query_device check_device GemmPolicy compiled_policies select_policy Program FusedProblem "
-    "Plan ChainPlan why_not why_slower why_not_chain make_plan make_chain bind run_chain "
+    "Plan ChainPlan why_not why_slower why_not_chain make_plan make_chain bind replay run_chain "
     "planes_layout split "
     "LogSumExpPlan plan_logsumexp logsumexp merge_logsumexp_partials"
 ).split()

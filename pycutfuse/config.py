@@ -3,7 +3,8 @@
 import threading
 import warnings
 from collections import Counter
-from typing import Literal, get_args
+from operator import attrgetter
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -96,6 +97,18 @@ def _read_conv_fp32_precision() -> str:
 _has_fp32_precision = hasattr(torch._C, "_get_fp32_precision_getter")
 torch_tier = _read_fp32_precision if _has_fp32_precision else _read_allow_tf32
 torch_conv_tier = _read_conv_fp32_precision if _has_fp32_precision else _read_conv_allow_tf32
+
+
+def tier_questions(precision: str | None) -> list[tuple[Any, ...]]:
+    """What the tier of a call with this precision depends on now: functions and arguments."""
+    if precision is not None:
+        return []
+    of_thread = (attrgetter("value"), _precision)
+    if _precision.value != DEFAULT:
+        return [of_thread]
+    if _has_fp32_precision:
+        return [of_thread, (torch._C._get_fp32_precision_getter, "cuda", "matmul")]
+    return [of_thread, (torch_tier,)]
 
 
 def resolve_tier(value: str) -> str:

@@ -49,6 +49,7 @@ void add_program(pybind11::module_& module);
 void add_gemm(pybind11::module_& module);
 void add_fused(pybind11::module_& module);
 void add_launch(pybind11::module_& module);
+void add_replay(pybind11::module_& module);
 void add_conv(pybind11::module_& module);
 void add_split(pybind11::module_& module);
 void add_row_reduce(pybind11::module_& module);

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_C, module) {
   add_gemm(module);
   add_fused(module);
   add_launch(module);
+  add_replay(module);
   add_conv(module);
   add_split(module);
   add_row_reduce(module);

@@ -28,6 +28,11 @@ class EpilogueStep(nn.Module):
         """The step with its present operand."""
         return Step(self.op, self.weight, self.constants)
 
+    def sources(self) -> list[tuple[dict[str, Any], str]]:
+        """Where its operand is read, if it has one."""
+        holders: tuple[dict[str, Any], ...] = (self._parameters, self._buffers)
+        return [(one, "weight") for one in holders if one.get("weight") is not None]
+
     def forward(self, value: Tensor) -> Tensor:
         """Apply the step as plain torch."""
         program = encode((self.step(),))
@@ -56,26 +61,6 @@ def has_global_hooks() -> bool:
     """Whether hooks for all modules are registered."""
     return bool(
         _hooks._global_forward_hooks
-        or _hooks._global_forward_pre_hooks
-        or _hooks._global_backward_hooks
-        or _hooks._global_backward_pre_hooks
-    )
-
-
-def any_hooks(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Both of the above, of two modules given by their ``__dict__``: it costs a third."""
-    return bool(
-        first["_forward_hooks"]
-        or first["_forward_pre_hooks"]
-        or first["_backward_hooks"]
-        or first["_backward_pre_hooks"]
-        or second["_forward_hooks"]
-        or second["_forward_pre_hooks"]
-        or second["_backward_hooks"]
-        or second["_backward_pre_hooks"]
-        or "forward" in first
-        or "forward" in second
-        or _hooks._global_forward_hooks
         or _hooks._global_forward_pre_hooks
         or _hooks._global_backward_hooks
         or _hooks._global_backward_pre_hooks

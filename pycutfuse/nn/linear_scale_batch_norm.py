@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from pycutfuse import config
 from pycutfuse.nn._base import FusedModule, check_source
-from pycutfuse.nn._epilogue import Epilogue, any_hooks, has_global_hooks, has_hooks
+from pycutfuse.nn._epilogue import Epilogue, has_global_hooks, has_hooks
 from pycutfuse.ops import _gate
 from pycutfuse.ops._linear_batch_norm import encode_momentum, run
-from pycutfuse.ops._linear_batch_norm_planned import start
+from pycutfuse.ops._linear_batch_norm_planned import record
 from pycutfuse.ops._linear_batch_norm_raw import NAME, Call
+from pycutfuse.ops._memo import Replay
+from pycutfuse.ops._replay import Seen, Source
 from pycutfuse.program import OPS, Encoded, Program, check_program
-
-_Linear, _BatchNorm = nn.Linear, nn.BatchNorm1d
 
 
 class LinearScaleBatchNorm1d(FusedModule):
@@ -175,61 +175,33 @@ class LinearScaleBatchNorm1d(FusedModule):
             self.precision or config.current_precision(),
         )
 
-    def _again(self, x: Tensor) -> Tensor | None:
-        """The result of a call like the two before it; None of any other.
-
-        It reads what `_why_children` and `call_arguments` read, from dictionaries: an attribute of
-        a module costs twice as much.
+    def _record(self, call: Call) -> Replay | None:
+        """What makes this call again: while all holds that `_why_children` and `call_arguments`
+        read, it need not be read from Python.
         """
-        own = self.__dict__
-        children, buffers = own["_modules"], own["_buffers"]
-        gemm, bn, scale = children["gemm"], children["bn"], own["_parameters"].get("scale")
-        if type(gemm) is not _Linear or type(bn) is not _BatchNorm or scale is None:
-            return None
-        gemm, bn = gemm.__dict__, bn.__dict__
-        linear, affine, tracked = gemm["_parameters"], bn["_parameters"], bn["_buffers"]
-        if len(linear) != 2 or len(affine) != 2 or len(tracked) != 3:
-            return None
-        if any_hooks(gemm, bn):
-            return None
-        mean, var, count = tracked["running_mean"], tracked["running_var"], None
-        training = mean is None
-        if bn["training"]:
-            training = True
-            if bn["track_running_stats"]:
-                count = tracked["num_batches_tracked"]
-            else:
-                mean = var = None
-        bias, momentum, after_operands = linear["bias"], bn["momentum"], ()
-        if momentum is None:
-            momentum = encode_momentum(None, count)
-        elif momentum < 0:
-            return None
-        if not own["_bare"]:
-            epilogue = children["epilogue"]
-            if epilogue.why_chain() is not None:
-                return None
-            after_operands = epilogue.operands()
-        return start(
-            own["_memo"].hit,
-            x,
-            linear["weight"],
-            buffers["planes"],
-            buffers["words"],
-            self._scale if bias is None else self._bias_scale,
-            (scale,) if bias is None else (bias, scale),
-            affine["weight"],
-            affine["bias"],
-            mean,
-            var,
-            count,
-            training,
-            momentum,
-            bn["eps"],
-            own["_after"],
-            after_operands,
-            own["precision"] or config.current_precision(),
-        )
+        seen, own = Seen(), self.__dict__
+        seen.state(self.precision)
+        seen.read(own, "_modules", "_parameters", "_buffers", "precision")
+        seen.read(self._modules, "gemm", "bn", "epilogue")
+        seen.read(self._buffers, "words")
+        steps = self.epilogue._modules
+        seen.read(self.epilogue.__dict__, "_modules")
+        seen.read(steps, *steps)
+        for child in (self.gemm, self.bn, *self.epilogue):
+            seen.child(child)
+        seen.read(self.bn.__dict__, "training", "track_running_stats", "momentum", "eps")
+        linear, norm = self.gemm._parameters, self.bn._parameters
+        sources: list[Source] = [None, (linear, "weight"), (self._buffers, "planes")]
+        if call.program is self._scale:
+            seen.read(linear, "bias")
+        else:
+            sources.append((linear, "bias"))
+        sources += [(self._parameters, "scale"), (norm, "weight"), (norm, "bias")]
+        names = ("running_mean", "running_var", "num_batches_tracked")
+        sources += [(self.bn._buffers, name) for name in names]
+        for step in self.epilogue:
+            sources += step.sources()
+        return record(self, seen, sources, call, self._memo)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``program(bn(gemm(x) * scale))``.
@@ -254,14 +226,22 @@ class LinearScaleBatchNorm1d(FusedModule):
         TypeError
             If x is no tensor.
         """
-        if _gate.is_plain_eager():
-            result = self._again(x)
+        memo = self._memo
+        if not _gate.is_compiling():
+            replay = memo.replay
+            result = None if replay is None else replay(self, x)
             if result is not None:
                 return result
         if not isinstance(x, Tensor):
             raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
         reason = self.why_chain(x)
-        return self._chain(x, reason) if reason else run(self.call_arguments(x), self._memo)
+        if reason is not None:
+            return self._chain(x, reason)
+        call = self.call_arguments(x)
+        result = run(call, memo)
+        if not _gate.is_compiling() and memo.due:
+            memo.due, memo.replay = False, self._record(call)
+        return result
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
         bn = self.bn

@@ -7,7 +7,7 @@ from pycutfuse.ops import _conv_launch, _launch
 from pycutfuse.ops._conv_call import Call
 from pycutfuse.ops._conv_launch import ConvRecipe
 from pycutfuse.ops._launch import Refusal
-from pycutfuse.ops._memo import _ABSENT, Memo, _Check, _guard, _present
+from pycutfuse.ops._memo import ABSENT, Memo, _Check, guard, present
 from pycutfuse.program import Encoded
 
 
@@ -55,7 +55,7 @@ class ConvMemo:
         for at in absent:
             if given[at] is not None:
                 return None
-            given[at] = _ABSENT[at]
+            given[at] = ABSENT[at]
         return recipe if check(*given) else None
 
     def find(self, call: Call, tier: str) -> ConvRecipe | Refusal | None:
@@ -82,7 +82,7 @@ class ConvMemo:
                 len(tensors),
                 tuple(at for at, tensor in enumerate(tensors) if tensor is None),
                 generation,
-                _guard(_present(tensors)),
+                guard(present(tensors)),
             )
         self._last = found
         return found

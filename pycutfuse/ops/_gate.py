@@ -17,11 +17,19 @@ _DTYPES = (_F32, torch.float16, torch.bfloat16)
 _ON_CPU = (_F32,)  # the others are left to torch's own autograd
 _SOFTPLUS = OPS["softplus"]
 _STRIDED = torch.strided
-_is_compiling = torch.compiler.is_compiling
+is_compiling = torch.compiler.is_compiling
 _autocast_enabled = torch.is_autocast_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
+
+# What `is_plain_eager` asks besides whether torch compiles, and the level of forward derivatives.
+STATE: tuple[Callable[[], Any], ...] = (
+    _autocast_enabled,
+    _transforms_active,
+    _dispatch_modes,
+    _tracing_state,
+)
 
 
 def _named(dtype: torch.dtype) -> str:
@@ -150,7 +158,7 @@ def autocast(
 def is_plain_eager() -> bool:
     """Whether nothing is active that must see the call: then the dispatcher may be skipped."""
     return not (
-        _is_compiling()
+        is_compiling()
         or _autocast_enabled()  # of CUDA; naming it costs as much again
         or forward_ad._current_level >= 0
         or _transforms_active()

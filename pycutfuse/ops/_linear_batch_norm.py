@@ -81,10 +81,6 @@ class LinearBatchNormFunction(torch.autograd.Function):
         return *found[:2], None, None, *found[2:4], *([None] * 10), *found[4:]
 
 
-def _needs_grad(call: Call) -> bool:
-    return _gate.any_requires_grad(call.x, call.weight, call.differentiable)
-
-
 def run(call: Call, memo: Memo | None = None) -> Tensor:
     """Run the operator, or the plain chain where the operator cannot answer."""
     if _gate.is_plain_eager():
@@ -92,10 +88,8 @@ def run(call: Call, memo: Memo | None = None) -> Tensor:
         find = _launch.cached if memo is None else memo.find
         found = None if tier == "torch" else raw.find(find, call, tier)
         if isinstance(found, Recipe):
-            started = start(lambda *_: found, *call)
-            assert started is not None
-            return started
-        if found is not None and not (torch.is_grad_enabled() and _needs_grad(call)):
+            return start(found, call, raw.needs_grad(call))
+        if found is not None and not raw.needs_grad(call):
             check_eps(call.eps)
             if _handover.is_handed_over(NAME, found, call.x, tier):
                 return _chain(call)
@@ -106,7 +100,7 @@ def run(call: Call, memo: Memo | None = None) -> Tensor:
     reason = raw.why_reference(call)
     if reason is not None:
         return _by_chain(call, reason)
-    if torch.is_grad_enabled() and _needs_grad(call):
+    if raw.needs_grad(call):
         function: Any = LinearBatchNormFunction
         recorded: Tensor = function.apply(
             *call[:4],

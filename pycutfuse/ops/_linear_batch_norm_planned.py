@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pycutfuse import config
-from pycutfuse.ops import _gate, _launch, _vjp
+from pycutfuse.ops import _gate, _launch, _memo, _replay, _vjp
 from pycutfuse.ops import _linear_batch_norm_raw as raw
-from pycutfuse.program import Encoded
 
 _once: Callable[[Any], Any] = once_differentiable  # untyped
 
@@ -54,21 +53,21 @@ def gradients(
 
 
 class PlannedFunction(torch.autograd.Function):
-    """As `LinearBatchNormFunction` for a planned call: what differentiates nothing stays in it."""
+    """As `LinearBatchNormFunction` for a call that was launched before it is recorded."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        call: tuple[Any, ...],
+        made: list[Tensor],
+        settings: tuple[Any, ...],
         x: Tensor,
         weight: Tensor,
         bn_weight: Tensor | None,
         bn_bias: Tensor | None,
         *operands: Tensor,
     ) -> Tensor:
-        recipe, tensors, words, momentum, eps, running, ctx.settings = call
-        save = raw.new_save(recipe, True) if running is None else running_save(*running)
-        out = _launch.launch(recipe, tensors, words, momentum, eps, save)
+        out, save = made
+        ctx.settings = settings
         ctx.save_for_backward(x, weight, bn_weight, bn_bias, save, *operands)
         return out
 
@@ -78,53 +77,57 @@ class PlannedFunction(torch.autograd.Function):
         training, eps, program, after, count, precision = ctx.settings
         programs = (program.codes, program.constants), (after.codes, after.constants)
         settings = (training, eps, *programs, count, precision)
-        needs = list(ctx.needs_input_grad[1:])
-        return None, *gradients(grad, ctx.saved_tensors, settings, needs)
+        needs = list(ctx.needs_input_grad[2:])
+        return None, None, *gradients(grad, ctx.saved_tensors, settings, needs)
 
 
 _apply = _gate.plain_apply(PlannedFunction)
-_grad_enabled = torch.is_grad_enabled
 
 
-def start(
-    find: Callable[..., _launch.Recipe | None],
-    x: Tensor,
-    weight: Tensor,
-    planes: Tensor | None,
-    words: Tensor | None,
-    program: Encoded,
-    operands: Sequence[Tensor],
-    bn_weight: Tensor | None,
-    bn_bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    num_batches_tracked: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    after: Encoded,
-    after_operands: Sequence[Tensor],
-    precision: str,
-) -> Tensor | None:
-    """Launch the call if `find`, for example `Memo.hit`, finds its recipe, else None.
+def _settings(call: raw.Call) -> tuple[Any, ...]:
+    count = len(call.operands)
+    return call.training, call.eps, call.program, call.after, count, call.precision
 
-    The arguments are those of `Call`, one by one: a `Call` costs more than the rest of this.
+
+def start(recipe: _launch.Recipe, call: raw.Call, records: bool) -> Tensor:
+    """Launch a planned call, and record it for autograd if it `records`.
+
     Nothing is active that must see the call: `_gate.is_plain_eager`.
     """
-    norm = (bn_weight, bn_bias, running_mean, running_var, num_batches_tracked)
-    tensors = [x, weight, planes, *operands, *norm, *after_operands]
-    tier = config.resolve_tier(precision)
-    recipe = find(tensors, program, tier, raw.TAILS[training], after)
-    if recipe is None:
-        return None
-    if not _grad_enabled() or not (
-        weight.requires_grad
-        or x.requires_grad
-        or _gate.any_requires_grad(x, weight, (*operands, *norm[:4], *after_operands))
-    ):
-        return _launch.launch(recipe, tensors, words, momentum, eps)
-    running = None if training else (running_mean, running_var)
-    settings = training, eps, program, after, len(operands), precision
-    call = recipe, tensors, words, momentum, eps, running, settings
-    recorded: Tensor = _apply(call, x, weight, bn_weight, bn_bias, *operands, *after_operands)
+    if not records:
+        return raw.launch(recipe, call, None)
+    running = call.running_mean, call.running_var
+    save = raw.new_save(recipe, True) if call.training else running_save(*running)
+    out = raw.launch(recipe, call, save)
+    tensors = (*call[:2], *call[6:8], *call.operands, *call.after_operands)
+    recorded: Tensor = _apply([out, save], _settings(call), *tensors)
     return recorded
+
+
+def record(
+    module: torch.nn.Module,
+    seen: _replay.Seen,
+    sources: Sequence[_replay.Source],
+    call: raw.Call,
+    memo: _memo.Memo,
+) -> _memo.Replay | None:
+    """What makes this call of `module` again; None if that takes more than a launch.
+
+    `sources` are those of `raw.tensors`.
+    """
+    tensors, tail = raw.tensors(call), raw.TAILS[call.training]
+    tier = config.resolve_tier(call.precision)
+    recipe = memo.hit(list(tensors), call.program, tier, tail, call.after)
+    if recipe is None or not _gate.is_plain_eager():  # under autocast another call was made
+        return None
+    numbers = (recipe, call.words, call.momentum, call.eps)
+    if not raw.needs_grad(call):
+        return _replay.record(module, seen, sources, tensors, *numbers)
+    if not call.training:  # the running statistics are saved
+        return None
+    inner = range(3, 3 + len(call.operands))
+    outer = range(inner.stop + len(call.statistics), len(tensors))
+    recorded = (0, 1, inner.stop, inner.stop + 1, *inner, *outer)
+    return _replay.record(
+        module, seen, sources, tensors, *numbers, _apply, _settings(call), recorded
+    )

@@ -123,9 +123,19 @@ def lookup(call: Call, tier: str) -> _launch.Recipe | _launch.Refusal:
 
 def find(by: Callable[..., Found], call: Call, tier: str) -> Found:
     """What `by`, for example `_launch.cached` or a method of a memo, finds for a call."""
-    x, weight, planes, _, program, operands, *norm = call[:11]
-    tensors = (x, weight, planes, *operands, *norm, *call[15])
-    return by(tensors, program, tier, TAILS[call[11]], call[14])
+    return by(tensors(call), call.program, tier, TAILS[call.training], call.after)
+
+
+def tensors(call: Call) -> tuple[Tensor | None, ...]:
+    """In the order of `_launch.cached`."""
+    return (*call[:3], *call.operands, *call.statistics, *call.after_operands)
+
+
+def needs_grad(call: Call) -> bool:
+    """Whether autograd records the call."""
+    return torch.is_grad_enabled() and _gate.any_requires_grad(
+        call.x, call.weight, call.differentiable
+    )
 
 
 def launch(recipe: _launch.Recipe, call: Call, save: Tensor | None) -> Tensor:
@@ -134,8 +144,7 @@ def launch(recipe: _launch.Recipe, call: Call, save: Tensor | None) -> Tensor:
     `save` (2, N) receives mean and 1 / std of the batch; None if nobody asks for them: then they
     go to the workspace.
     """
-    tensors = (*call[:3], *call.operands, *call.statistics, *call.after_operands)
-    return _launch.launch(recipe, tensors, call.words, call.momentum, call.eps, save)
+    return _launch.launch(recipe, tensors(call), call.words, call.momentum, call.eps, save)
 
 
 def new_save(recipe: _launch.Recipe, training: bool) -> Tensor:

@@ -15,21 +15,22 @@ from pycutfuse.ops import _launch
 from pycutfuse.program import EMPTY, MAX_STEPS, Encoded
 
 _Check = Callable[..., bool]
+Replay = Callable[[torch.nn.Module, Tensor], Tensor | None]
 
 # They stand for None in a check, by position, as it fails where a tensor is given twice. No tensor
 # of a planned call has their dtype. Their address is null, as that of None.
-_ABSENT = [torch.empty(0, dtype=torch.complex64, device="cpu") for _ in range(5 + 3 * MAX_STEPS)]
+ABSENT = [torch.empty(0, dtype=torch.complex64, device="cpu") for _ in range(5 + 3 * MAX_STEPS)]
 
 
-def _guard(tensors: Sequence[Tensor]) -> _Check:
+def guard(tensors: Sequence[Tensor]) -> _Check:
     guards: Any = torch._C._dynamo.guards
     made = guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
     check: _Check = made.check
     return check
 
 
-def _works(guard: Callable[[Sequence[Tensor]], _Check]) -> bool:
-    """Whether `guard` sees what it must in this version of torch."""
+def _works(made: Callable[[Sequence[Tensor]], _Check]) -> bool:
+    """Whether `made` sees what it must in this version of torch."""
     cpu = torch.device("cpu")
     one, other = torch.empty(2, 3, device=cpu), torch.empty(3, device=cpu)
     negative = torch.empty(2, 3, dtype=torch.complex64, device=cpu).conj().imag
@@ -40,25 +41,26 @@ def _works(guard: Callable[[Sequence[Tensor]], _Check]) -> bool:
         torch.empty(6, device=cpu),
         one.double(),
         one.to(torch.int32),
+        one.clone().requires_grad_(),
         torch.empty(2, 3, device="meta"),
         torch.nn.Parameter(one),
-        _ABSENT[0],
+        ABSENT[0],
     )
     try:
-        check = guard((one, other))
+        check = made((one, other))
         return (
             check(one.clone(), other.clone())
             and not any(check(tensor, other) or check(one, tensor) for tensor in unlike)
             and not check(None, other)
-            and guard((negative,))(negative)
-            and not guard((negative,))(positive)
+            and made((negative,))(negative)
+            and not made((negative,))(positive)
         )
     except Exception:  # renamed, removed or changed: it is only a shortcut
         return False
 
 
-def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    return [_ABSENT[at] if tensor is None else tensor for at, tensor in enumerate(tensors)]
+def present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    return [ABSENT[at] if tensor is None else tensor for at, tensor in enumerate(tensors)]
 
 
 def _dtype(tensor: Tensor | None) -> torch.dtype | None:
@@ -80,14 +82,17 @@ class _Entry(NamedTuple):
 class Memo:
     """The last recipe of a call site. Threads may share it: an entry is replaced as a whole."""
 
-    __slots__ = ("_entry", "_last")
+    __slots__ = ("_entry", "_hits", "_last", "due", "replay")
 
-    trusted = _works(_guard)
+    trusted = _works(guard)
     _cached: Callable[..., Any] = staticmethod(_launch.cached)  # of this kind of recipe
 
     def __init__(self) -> None:
         self._entry: _Entry | None = None
         self._last: _launch.Recipe | None = None
+        self._hits = 0
+        self.due = False  # whether to record a replay: at the 1st, 2nd, 4th, 8th, ... hit
+        self.replay: Replay | None = None
 
     def hit(
         self,
@@ -117,7 +122,7 @@ class Memo:
         for at in absent:
             if tensors[at] is not None:
                 return None
-            tensors[at] = _ABSENT[at]
+            tensors[at] = ABSENT[at]
         return recipe if check(*tensors) else None
 
     def find(
@@ -130,7 +135,10 @@ class Memo:
     ) -> _launch.Recipe | _launch.Refusal | None:
         """As `_launch.cached`, and faster for a call like the two before it."""
         recipe = self.hit(list(tensors), program, tier, tail, after)
+        self.due = False
         if recipe is not None:
+            self._hits += 1
+            self.due = self._hits & (self._hits - 1) == 0
             return recipe
         if program.biased and _dtype(tensors[3]) is not _dtype(tensors[1]):
             return None  # torch raises; a step of that dtype would promote
@@ -143,6 +151,7 @@ class Memo:
         if seen_before and self.trusted:
             absent = tuple(at for at, tensor in enumerate(tensors) if tensor is None)
             head = (found, program, tier, tail, after, len(tensors), absent, generation)
-            self._entry = _Entry(*head, _guard(_present(tensors)))
+            self._entry = _Entry(*head, guard(present(tensors)))
+            self._hits, self.replay = 0, None
         self._last = found
         return found

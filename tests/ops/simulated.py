@@ -61,6 +61,7 @@ class Binding:
     MAX_STEPS = MAX_STEPS
 
     def __init__(self) -> None:
+        self.replay = _loader.native().binding.replay
         self.TAILS = {"none": 0, "batch_norm_train": 1, "batch_norm_eval": 2, "logsumexp": 3}
         self.planned = 0
         self.launched = 0
@@ -179,6 +180,7 @@ def install(patch: pytest.MonkeyPatch) -> Binding:
         patch.setattr(module, "native", lambda: loaded)
     patch.setattr(support, "device_problem", lambda index: None)
     patch.setattr(support, "device_props", lambda index: SimpleNamespace(index=index))
-    patch.setattr(_launch, "raw_stream", lambda index: 77)
+    for module in (_frozen, _launch):
+        patch.setattr(module, "raw_stream", lambda index: 77)
     _launch.clear_caches()
     return binding

@@ -117,3 +117,11 @@ def test_a_launch_keeps_its_plan() -> None:
 def test_no_plan_is_refused() -> None:
     with pytest.raises(TypeError, match="Plan"):
         BINDING.bind(None, 64, 1, 64, 1, [], [], 64)
+
+
+@pytest.mark.parametrize("parts", [(), (None,) * 24, tuple(range(24)), ((),) * 24], ids=str)
+def test_a_replay_of_other_parts_is_refused(parts: tuple[object, ...]) -> None:
+    with pytest.raises(TypeError, match="made of other parts"):
+        BINDING.replay(parts)
+    with pytest.raises(TypeError):
+        BINDING.replay(list(parts))

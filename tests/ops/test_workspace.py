@@ -98,4 +98,4 @@ def test_deterministic_guarded_and_other_devices_allocate_by_torch(
 
 
 def test_absent_tensors_have_no_address() -> None:
-    assert {tensor.data_ptr() for tensor in _memo._ABSENT} == {0}
+    assert {tensor.data_ptr() for tensor in _memo.ABSENT} == {0}
