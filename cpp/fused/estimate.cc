@@ -1,9 +1,12 @@
 /// \file
 /// Expected times of a problem here and in PyTorch, which decide who runs it.
 #include <algorithm>
+#include <cmath>
 
 #include "core/status.h"
 #include "cutfuse/fused.h"
+#include "fused/plan.h"
+#include "skinny/multiply.h"
 
 namespace cutfuse {
 namespace {
@@ -18,21 +21,37 @@ double ceil_div(double a, double b) {
   return static_cast<double>((int64_t(a) + int64_t(b) - 1) / int64_t(b));
 }
 
+/// Of padded copies that are made before, where 16-bit rows are not multiples of 16 bytes.
+double copying(const GemmProblem& problem) {
+  const auto [m, n, k, precision, dtype] = problem;
+  if (dtype == DType::kFloat32 || k % 8 == 0) return 0.0;
+  return 2 * kLaunch + 2.0 * double(size_of(dtype)) * double(m + n) * double(k) / kBandwidth;
+}
+
+/// Of the two launches that take few rows.
+double skinnys(const FusedProblem& problem, const DeviceProps& device) {
+  const auto [m, n, k, precision, dtype] = problem.gemm;
+  const auto [parts, steps] = skinny::select_parts(m, n, k, device.sm_count);
+  const double out = double(m) * double(n);
+  const double bytes = double(m + n) * double(k) * double(size_of(dtype));
+  const double step = std::min(m, n) <= 8 ? 1.2 : k % 4 == 0 ? 1.3 : 2.0;
+  return 6.0 + copying(problem.gemm) + std::max(bytes / 3.4e6, step * steps) +
+         out * (8.0 * parts + double(size_of(dtype))) / kBandwidth;
+}
+
 double ours(const FusedProblem& problem, const DeviceProps& device) {
+  if (fused::is_skinny(problem)) return skinnys(problem, device);
   const auto [m, n, k, precision, dtype] = problem.gemm;
   const int32_t planes = plane_count(problem.gemm);
   GemmPolicy policy = select_policy(problem.gemm, device);
   if (problem.tail == Tail::kNone) {
     policy.split_k = select_split_k(problem.gemm, policy, device);
   }
-  double time = 6.0;
+  double time = 6.0 + copying(problem.gemm);
   if (planes > 0) {
     const double split =
         double(m) * double(k) + (problem.weight_planes ? 0.0 : double(n) * double(k));
     time += kLaunch + split * (4.0 + 2.0 * planes) / kBandwidth;
-  }
-  if (planes == 0 && k % 8 != 0) {  // padded copies are made before
-    time += 2 * kLaunch + 2.0 * double(size_of(dtype)) * double(m + n) * double(k) / kBandwidth;
   }
   const bool large = policy.tile_n == 256;
   const double k_tile = planes == 2 ? (policy.promote_k == 16 ? 1.9 : 1.1 * policy.tile_n / 128.0)
@@ -63,12 +82,27 @@ double torchs(const FusedProblem& problem) {
   // cuBLAS's 16-bit and TF32 kernels need rows 16 bytes apart to be fast.
   const int64_t alignment = 16 / size_of(dtype);
   const bool aligned = k % alignment == 0 && n % alignment == 0;
-  const double rate = plane_count(problem.gemm) == 2 ? 52e6
-                      : !aligned                     ? 150e6
-                      : dtype == DType::kFloat32     ? 380e6
-                                                     : 720e6;
+  const bool wide = plane_count(problem.gemm) == 2;
+  const int64_t rows = std::min(m, n);
+  const double rate = wide && rows <= 128        ? 35e6
+                      : wide                     ? 52e6
+                      : !aligned                 ? 150e6
+                      : dtype == DType::kFloat32 ? 380e6
+                                                 : 720e6;
   const double bytes = (double(m) * double(k) + double(n) * double(k) + out) * size;
-  const double contraction = std::max({work / rate, bytes / kBandwidth, 0.0032 * double(k)});
+  // Few blocks follow K one after the other; of a vector cuBLAS has kernels that share it out.
+  const double per_k = rows == 1                  ? 0.0
+                       : dtype != DType::kFloat32 ? 0.0003
+                       : !wide                    ? 0.0005
+                                                  : 0.0025;
+  double contraction = std::max({work / rate, bytes / kBandwidth, per_k * double(k)});
+  if (wide && rows > 1 && rows <= skinny::kMostRows) {
+    // In fp32 few rows do not reach the memory's bandwidth, and less so where blocks are few.
+    const double many = double(std::max(m, n));
+    const double filled = std::min(1.0, ceil_div(many, 128.0) / 128.0);
+    const double element = rows <= 4 ? 1.5e-6 : 2.0e-6 * std::pow(filled, -0.3);
+    contraction = std::max(contraction, element * many * double(k));
+  }
   // The first step is usually a bias, which addmm takes along.
   double passes = std::max(problem.program.count - 1, 0) + problem.after.count;
   if (problem.tail != Tail::kNone) passes += problem.tail == Tail::kBatchNormTrain ? 2.0 : 1.0;

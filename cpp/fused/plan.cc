@@ -12,6 +12,7 @@
 #include "device/logsumexp.h"
 #include "program/apply.h"
 #include "row_reduce/kernels.h"
+#include "skinny/multiply.h"
 #include "split/split.h"
 
 namespace cutfuse {
@@ -29,6 +30,11 @@ bool may_split_k(const FusedProblem& problem, Links links) {
 int64_t leading_of(int64_t given, int64_t k) { return given != 0 ? given : ceil_div(k, 8) * 8; }
 
 }  // namespace
+
+bool is_skinny(const FusedProblem& problem) noexcept {
+  const auto [m, n, k, precision, dtype] = problem.gemm;
+  return problem.tail == Tail::kNone && std::min(m, n) <= skinny::kMostRows;
+}
 
 int64_t FusedPlan::partial_count() const {
   return reduces_rows() ? ceil_div(problem_.gemm.n, policy_.tile_n)
@@ -73,56 +79,12 @@ Status FusedPlan::lay_out() {
     return error(Code::kInvalidValue, "the workspace of %s needs more than 2^63 bytes",
                  to_string(problem_.gemm).c_str());
   }
+  if (skinny()) return {};
   if (Status status = check_policy(problem_.gemm, policy_); !status.ok()) return status;
   const gemm::OperandLayout layout{leading_of(problem_.x_leading, k),
                                    leading_of(problem_.weight_leading, k)};
   gemm_ = gemm::find_instance(policy_)->bind(problem_.gemm, policy_, layout, device_);
   return {};
-}
-
-std::string FusedPlan::describe() const {
-  if (empty()) {
-    return "nothing to do: the output is empty";
-  }
-  std::string text;
-  if (planes() > 0) {
-    const std::string into =
-        planes() == 2 ? " into two scaled fp16 planes" : " into one scaled fp16 plane";
-    std::string what = links_.reads_planes ? "" : "x";
-    if (!problem_.weight_planes) what += what.empty() ? "weight" : " and weight";
-    if (!what.empty()) text += "split " + what + into;
-    if (problem_.weight_planes) text += " (the frozen weight has its planes)";
-    if (!text.empty()) text += "\n";
-  }
-  text += "gemm " + to_string(problem_.gemm);
-  if (planes() == 2) {
-    text += ", three products, promoted every " + std::to_string(policy_.promote_k) + " of K";
-  }
-  text += ": " + to_string(policy_);
-  if (splits_k()) {
-    text += "\nadd " + std::to_string(policy_.split_k) + " parts of K";
-  }
-  if (problem_.program.count > 0) {
-    text += "\n  epilogue: " + to_string(problem_.program);
-  }
-  if (links_.writes_planes) {
-    text += "\n  epilogue: the result as planes of the next gemm";
-  }
-  if (problem_.tail == Tail::kBatchNormEval) {
-    text += "\n  epilogue: batch_norm with the running statistics";
-  }
-  if (training()) {
-    text += "\n  epilogue: batch-norm partials of every 64 rows\n";
-    text += "merge partials, update running statistics\nnormalise in place";
-  }
-  if (reduces_rows()) {
-    text += "\n  epilogue: logsumexp partials of every " + std::to_string(policy_.tile_n) +
-            " columns; nothing else is stored\nmerge partials";
-  }
-  if (problem_.after.count > 0) {
-    text += (training() ? ", then " : "\n  epilogue: ") + to_string(problem_.after);
-  }
-  return text;
 }
 
 Status FusedPlan::check(const FusedBuffers& buffers) const noexcept {
@@ -144,7 +106,7 @@ Status FusedPlan::check(const FusedBuffers& buffers) const noexcept {
     return error(Code::kInvalidValue, "x, weight and out must have the plan's dtype, %s",
                  to_string(problem_.gemm).c_str());
   }
-  if (planes() == 0) {
+  if (dtype != DType::kFloat32) {
     for (const ConstMatrix* operand : {&buffers.x, &buffers.weight}) {
       const int64_t leading = operand == &buffers.x ? problem_.x_leading : problem_.weight_leading;
       CUTFUSE_CHECK(
@@ -294,7 +256,13 @@ Status FusedPlan::launch(const FusedBuffers& buffers, const void* x_planes, void
     const DeviceProgram program = epilogue.program;
     epilogue.program = {};
     epilogue.affine_steps = 0;
-    if (Status status = gemm_->launch(call, stream); !status.ok()) return status;
+    if (Status status = skinny()
+                            ? skinny::multiply(buffers.x, buffers.weight, m, n, k, policy_.split_k,
+                                               epilogue.out, slice_stride(), stream)
+                            : gemm_->launch(call, stream);
+        !status.ok()) {
+      return status;
+    }
     return apply(program, epilogue.out, policy_.split_k, slice_stride(), buffers.out, m, n,
                  device_.sm_count, stream);
   }
@@ -317,9 +285,15 @@ Status make(const FusedProblem& problem, const DeviceProps& device, const GemmPo
     FusedProblem canonical = problem;
     canonical.program = canonicalise(problem.program);
     canonical.after = canonicalise(problem.after);
-    GemmPolicy policy = forced != nullptr ? *forced : select_policy(problem.gemm, device);
-    if (forced == nullptr && may_split_k(problem, links)) {
-      policy.split_k = select_split_k(problem.gemm, policy, device);
+    const bool splits = forced == nullptr && may_split_k(problem, links);
+    GemmPolicy policy;
+    if (splits && !links.reads_planes && is_skinny(problem)) {
+      const auto [m, n, k, precision, dtype] = problem.gemm;
+      policy.arch = kSkinny;
+      policy.split_k = skinny::select_parts(m, n, k, device.sm_count).parts;
+    } else {
+      policy = forced != nullptr ? *forced : select_policy(problem.gemm, device);
+      if (splits) policy.split_k = select_split_k(problem.gemm, policy, device);
     }
     auto made = std::make_unique<FusedPlan>(canonical, device, policy, links);
     if (Status status = made->lay_out(); !status.ok()) return status;

@@ -38,6 +38,12 @@ struct Links {
   bool writes_planes = false;  ///< out goes as such planes, unless 16-bit
 };
 
+/// GemmPolicy::arch of plans without tensor cores; split_k is all that their policies say.
+inline constexpr int32_t kSkinny = 0;
+
+/// Whether a contraction has so few rows or columns that it is planned so.
+bool is_skinny(const FusedProblem& problem) noexcept;
+
 class FusedPlan final : public Plan {
  public:
   FusedPlan(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy& policy,
@@ -65,11 +71,13 @@ class FusedPlan final : public Plan {
   int64_t slices_ = 0;
   std::unique_ptr<gemm::Launcher> gemm_;
 
-  int32_t planes() const { return plane_count(problem_.gemm); }
+  /// Whether no tensor cores are used: few rows, summed in fp32 as they are.
+  bool skinny() const { return policy_.arch == kSkinny; }
+  int32_t planes() const { return skinny() ? 0 : plane_count(problem_.gemm); }
   bool empty() const { return problem_.gemm.m == 0 || problem_.gemm.n == 0; }
   bool training() const { return problem_.tail == Tail::kBatchNormTrain; }
   /// Whether the program runs in a pass after the contraction, which adds the parts of K.
-  bool splits_k() const { return policy_.split_k > 1; }
+  bool splits_k() const { return policy_.split_k > 1 || skinny(); }
   int64_t slice_row_stride() const { return (problem_.gemm.n + 3) / 4 * 4; }
   int64_t slice_stride() const { return problem_.gemm.m * slice_row_stride(); }
   bool reduces_rows() const { return problem_.tail == Tail::kLogSumExp; }

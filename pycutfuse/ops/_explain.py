@@ -81,7 +81,7 @@ def of_recipe(
     for name, view in (("x", found.x), ("weight", found.weight)):
         if view.copy:
             notes.append(f"{name} is copied first: its rows do not lie as a kernel reads them")
-    policy = repr(found.plan.policy)
+    policy = None if getattr(found.plan.policy, "arch", None) == 0 else repr(found.plan.policy)
     return Explanation(operator, "fused", None, tier, program, policy, stages, tuple(notes))
 
 

@@ -31,7 +31,8 @@ def backward(
     """Gradients of (x, weight, bn_weight, bn_bias, operands, after_operands) that `needs` wants.
 
     z is contracted again from the saved inputs; `save` (2, N) holds mean and 1 / std that forward
-    normalised with, and the running statistics are not touched.
+    normalised with, and the running statistics are not touched. Statistics of the batch are taken
+    of the new z: where all rows are equal, the last bit of another z would be all there is.
     """
     inner, outer = needs[4 : 4 + len(operands)], needs[4 + len(operands) :]
     # By the layout torch picks its kernel, and they round apart: a compiled backward gets it so.
@@ -39,16 +40,18 @@ def backward(
     with _vjp.without_autocast(x):
         value = contract(x, weight, precision)
         z = reference.apply_program(value, codes, constants, operands)
+        mean, invstd = save.unbind(0)
+        if training and z.is_cuda and z.numel() > 0:
+            mean, invstd = torch.batch_norm_stats(z, eps)
         y = None
         if reference.reads_value(after_codes, outer):
-            mean, invstd = save.unbind(0)
             y = (z - mean) * (invstd if bn_weight is None else invstd * bn_weight)
             y = (y if bn_bias is None else y + bn_bias).to(z.dtype)
         of_y, of_after = reference.program_vjp(
             after_codes, after_constants, after_operands, y, grad, outer
         )
         of_z, of_bn_weight, of_bn_bias = _batch_norm_vjp(
-            of_y, z, bn_weight, save, training, eps, (needs[2], needs[3])
+            of_y, z, bn_weight, mean, invstd, training, eps, (needs[2], needs[3])
         )
         of_value, of_operands = reference.program_vjp(
             codes, constants, operands, value, of_z, inner
@@ -73,18 +76,18 @@ def _batch_norm_vjp(
     grad: Tensor,
     z: Tensor,
     bn_weight: Tensor | None,
-    save: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
     training: bool,
     eps: float,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    mean, invstd = save.unbind(0)
     found: tuple[Tensor, Tensor, Tensor]
     if training and z.numel() > 0:
         aten: Any = torch.ops.aten
         given = [grad, z, bn_weight]
         if not z.is_cuda:  # whose kernel wants all of them and the saved ones in one dtype
-            given = [None if one is None else one.to(save.dtype) for one in given]
+            given = [None if one is None else one.to(mean.dtype) for one in given]
         numbers = (None, None, mean, invstd, True, eps, (True, *needs))
         found = aten.native_batch_norm_backward(*given, *numbers)
     else:

@@ -17,9 +17,10 @@ CPP_ROOMS = {
     "split": BASE,
     "batch_norm": BASE | {"program"},
     "row_reduce": BASE,
+    "skinny": BASE,
     "gemm": BASE | {"program", "split", "batch_norm"},
     "conv": BASE | {"program", "batch_norm"},
-    "fused": BASE | {"program", "split", "batch_norm", "row_reduce", "gemm"},
+    "fused": BASE | {"program", "split", "batch_norm", "row_reduce", "skinny", "gemm"},
     "bindings": set(),  # sees the contract only
 }
 CPP_FILES = files("cpp", suffixes=CPP)

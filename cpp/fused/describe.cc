@@ -1,0 +1,56 @@
+/// \file
+/// A plan in words, for `explain`.
+#include <string>
+
+#include "fused/plan.h"
+
+namespace cutfuse::fused {
+
+std::string FusedPlan::describe() const {
+  if (empty()) {
+    return "nothing to do: the output is empty";
+  }
+  std::string text;
+  if (planes() > 0) {
+    const std::string into =
+        planes() == 2 ? " into two scaled fp16 planes" : " into one scaled fp16 plane";
+    std::string what = links_.reads_planes ? "" : "x";
+    if (!problem_.weight_planes) what += what.empty() ? "weight" : " and weight";
+    if (!what.empty()) text += "split " + what + into;
+    if (problem_.weight_planes) text += " (the frozen weight has its planes)";
+    if (!text.empty()) text += "\n";
+  }
+  text += "gemm " + to_string(problem_.gemm);
+  if (skinny()) {
+    text += ", few rows: summed in fp32 without tensor cores";
+  } else if (planes() == 2) {
+    text += ", three products, promoted every " + std::to_string(policy_.promote_k) + " of K";
+  }
+  if (!skinny()) text += ": " + to_string(policy_);
+  if (splits_k()) {
+    text += "\nadd " + std::to_string(policy_.split_k) + " parts of K";
+  }
+  if (problem_.program.count > 0) {
+    text += "\n  epilogue: " + to_string(problem_.program);
+  }
+  if (links_.writes_planes) {
+    text += "\n  epilogue: the result as planes of the next gemm";
+  }
+  if (problem_.tail == Tail::kBatchNormEval) {
+    text += "\n  epilogue: batch_norm with the running statistics";
+  }
+  if (training()) {
+    text += "\n  epilogue: batch-norm partials of every 64 rows\n";
+    text += "merge partials, update running statistics\nnormalise in place";
+  }
+  if (reduces_rows()) {
+    text += "\n  epilogue: logsumexp partials of every " + std::to_string(policy_.tile_n) +
+            " columns; nothing else is stored\nmerge partials";
+  }
+  if (problem_.after.count > 0) {
+    text += (training() ? ", then " : "\n  epilogue: ") + to_string(problem_.after);
+  }
+  return text;
+}
+
+}  // namespace cutfuse::fused
