@@ -59,7 +59,7 @@ class GemmPolicy:
     raster: int  # 0 along M, 1 along N
     swizzle: int
     split_k: int
-    arch: int  # 90: wgmma and TMA, 80: mma.sync and cp.async
+    arch: int  # 90: wgmma and TMA, 80: mma.sync and cp.async, 0 in a plan: no tensor cores
     element: int  # DType of what is multiplied: 1 float16 (planes or tensors), 2 bfloat16
     def __init__(
         self,

@@ -39,7 +39,9 @@ struct GemmPolicy {
   Raster raster = Raster::kAlongM;
   int32_t swizzle = 1;  ///< tiles grouped along the minor side before the raster goes on
   int32_t split_k = 1;  ///< parts of K whose sums a second pass adds
-  int32_t arch = 90;    ///< instructions: 90 wgmma and TMA, 80 mma.sync and cp.async
+  /// Instructions: 90 wgmma and TMA, 80 mma.sync and cp.async; 0, in a plan of few rows or columns:
+  /// none of the tensor cores, and of the rest only split_k is read.
+  int32_t arch = 90;
   DType element = DType::kFloat16;  ///< of planes or tensors in shared memory: fp16 or bf16
 };
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pycutfuse.bench import tables as make
@@ -108,7 +111,7 @@ def lines(run: Run) -> list[str]:
     found = [line for result in results for line in _case_lines(run, result)]
     found += [line for sizes in run.sizes for line in _sizes_lines(run, sizes)]
     found += [f"{name}: skipped: {why}" for name, why in run.skipped.items()]
-    return found + [fuzz_line(fuzz) for fuzz in run.fuzz]
+    return found + fuzz_lines(run.fuzz)
 
 
 def _case_lines(run: Run, result: CaseResult) -> list[str]:
@@ -141,7 +144,7 @@ def _sizes_lines(run: Run, sizes: SizesResult) -> list[str]:
         if (ratio := entry.ratio(COMPILE_TUNED)) is not None and ratio < 0.9
     ]
     if run.on_gpu:
-        found += [f"{name}: {count} {why}" for why, count in sizes.reasons().items()]
+        found += [f"{name}: {line}" for line in _reason_lines(sizes.reasons())]
     for entry in sizes.entries:
         if entry.failure:
             found.append(f"FAILED {name}: {entry}: {entry.failure}")
@@ -149,6 +152,42 @@ def _sizes_lines(run: Run, sizes: SizesResult) -> list[str]:
             ratio = max((check.ratio for check in entry.checks), default=0.0)
             found.append(f"FAILED {name}: {entry}: {ratio:.2f} of the allowed error")
     return found
+
+
+def _reason_lines(reasons: dict[str, int]) -> list[str]:
+    """Counts of reasons, those that differ in their numbers together: one as an example."""
+    alike: dict[str, list[tuple[str, int]]] = {}
+    for why, count in reasons.items():
+        alike.setdefault(re.sub(r"[\d.x]*\d[\d.x]*", "#", why), []).append((why, count))
+    found = []
+    for group in alike.values():
+        why, count = group[0]
+        example = "" if len(group) == 1 else ", and others alike"
+        found.append(f"{sum(count for _, count in group)} {why}{example}")
+    return found
+
+
+def fuzz_lines(runs: Sequence[Fuzz]) -> list[str]:
+    """Counts of every run; of those whose seeds follow each other, together."""
+    joined: list[Fuzz] = []
+    for fuzz in sorted(runs, key=lambda one: (one.family, one.device, one.seeds)):
+        last = joined[-1] if joined else None
+        if last is not None and (last.family, last.device, last.seeds[1] + 1) == (
+            fuzz.family,
+            fuzz.device,
+            fuzz.seeds[0],
+        ):
+            names = [*last.counts, *(name for name in fuzz.counts if name not in last.counts)]
+            joined[-1] = replace(
+                last,
+                seeds=(last.seeds[0], fuzz.seeds[1]),
+                counts={n: last.counts.get(n, 0) + fuzz.counts.get(n, 0) for n in names},
+                handovers=last.handovers + fuzz.handovers,
+                fallbacks=last.fallbacks + fuzz.fallbacks,
+            )
+        else:
+            joined.append(fuzz)
+    return [fuzz_line(fuzz) for fuzz in joined]
 
 
 def fuzz_line(fuzz: Fuzz) -> str:

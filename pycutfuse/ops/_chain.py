@@ -65,7 +65,6 @@ def _forward_fake(*arguments: Any) -> Tensor:
 
 def _backward(
     grad: Tensor,
-    lse: Tensor,
     x: Tensor,
     weight: Tensor,
     codes: list[int],
@@ -88,7 +87,7 @@ def _backward(
         hidden = reference.apply_program(value, codes, constants, operands)
         second = (second_codes, second_constants, second_operands)
         of_hidden, of_second_weight, of_second_operands = _linear_logsumexp.logits_vjp(
-            grad, lse, hidden, second_weight, *second, precision, [through, *of_second]
+            grad, hidden, second_weight, *second, precision, [through, *of_second]
         )
         found: list[Tensor | None] = [None] * split
         if of_hidden is not None:
@@ -100,13 +99,12 @@ def _backward(
             found = [*pair, *of_operands]
         return _vjp.own_memory(
             (*found, of_second_weight, *of_second_operands),
-            (grad, lse, x, weight, *operands, second_weight, *second_operands),
+            (grad, x, weight, *operands, second_weight, *second_operands),
         )
 
 
 def _backward_fake(
     grad: Tensor,
-    lse: Tensor,
     x: Tensor,
     weight: Tensor,
     codes: list[int],
@@ -134,7 +132,7 @@ _forward_op = _library.define(
 )
 _backward_op = _library.define(
     "linear_linear_logsumexp_backward",
-    "(Tensor grad, Tensor lse, Tensor x, Tensor weight, int[] codes, float[] constants, "
+    "(Tensor grad, Tensor x, Tensor weight, int[] codes, float[] constants, "
     "Tensor[] operands, Tensor second_weight, int[] second_codes, float[] second_constants, "
     "Tensor[] second_operands, str precision, bool[] needs) -> Tensor[]",
     cpu=_backward,
@@ -173,21 +171,21 @@ class ChainFunction(torch.autograd.Function):
             first = (weight, planes, words, *program, operands[:operand_count])
             second = (second_weight, second_planes, second_words, *second_program)
             out = _forward_op(x, *first, *second, operands[operand_count:], precision)
-        ctx.save_for_backward(out, x, weight, second_weight, *operands)
+        ctx.save_for_backward(x, weight, second_weight, *operands)
         ctx.settings = program, second_program, operand_count, precision
         return out
 
     @staticmethod
     @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        lse, x, weight, second_weight, *operands = ctx.saved_tensors
+        x, weight, second_weight, *operands = ctx.saved_tensors
         program, second_program, count, precision = ctx.settings
         asked = ctx.needs_input_grad
         of_operands = asked[12:]
         needs = [*asked[:2], *of_operands[:count], asked[2], *of_operands[count:]]
         first = (x, weight, *program, operands[:count])
         second = (second_weight, *second_program, operands[count:])
-        grads = _backward_op(grad, lse, *first, *second, precision, needs)
+        grads = _backward_op(grad, *first, *second, precision, needs)
         grads = _vjp.restore(grads, needs)
         at = 2 + count  # Dynamo reads a list as a tuple: sliced, not popped
         inner, outer = grads[2:at], grads[at + 1 :]

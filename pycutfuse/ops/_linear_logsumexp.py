@@ -51,7 +51,6 @@ def _forward_fake(
 
 def logits_vjp(
     grad: Tensor,
-    lse: Tensor,
     x: Tensor,
     weight: Tensor,
     codes: Sequence[int],
@@ -64,7 +63,7 @@ def logits_vjp(
     shape = (*x.shape[:-1], weight.shape[0])
     value = contract(_vjp.as_rows(x), weight, precision).reshape(shape)
     logits = reference.apply_program(value, codes, constants, operands)
-    of_logits = _vjp.logsumexp_vjp(grad, lse, logits)
+    of_logits = _vjp.logsumexp_vjp(grad, logits)
     of_value, of_operands = reference.program_vjp(
         codes, constants, operands, value, of_logits, needs[2:]
     )
@@ -75,7 +74,6 @@ def logits_vjp(
 
 def _backward(
     grad: Tensor,
-    lse: Tensor,
     x: Tensor,
     weight: Tensor,
     codes: list[int],
@@ -86,15 +84,14 @@ def _backward(
 ) -> list[Tensor]:
     with _vjp.without_autocast(x):
         of_x, of_weight, of_operands = logits_vjp(
-            grad, lse, x, weight, codes, constants, operands, precision, needs
+            grad, x, weight, codes, constants, operands, precision, needs
         )
-        inputs = (grad, lse, x, weight, *operands)
+        inputs = (grad, x, weight, *operands)
         return _vjp.own_memory((of_x, of_weight, *of_operands), inputs)
 
 
 def _backward_fake(
     grad: Tensor,
-    lse: Tensor,
     x: Tensor,
     weight: Tensor,
     codes: list[int],
@@ -116,7 +113,7 @@ _forward_op = _library.define(
 )
 _backward_op = _library.define(
     "linear_logsumexp_backward",
-    "(Tensor grad, Tensor lse, Tensor x, Tensor weight, int[] codes, float[] constants, "
+    "(Tensor grad, Tensor x, Tensor weight, int[] codes, float[] constants, "
     "Tensor[] operands, str precision, bool[] needs) -> Tensor[]",
     cpu=_backward,
     cuda=_backward,
@@ -148,18 +145,18 @@ class LinearLogSumExpFunction(torch.autograd.Function):
         else:
             head = (x, weight, planes, words, codes, constants)
             out = _forward_op(*head, operands, precision)
-        ctx.save_for_backward(out, x, weight, *operands)
+        ctx.save_for_backward(x, weight, *operands)
         ctx.settings = codes, constants, precision
         return out
 
     @staticmethod
     @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        lse, x, weight, *operands = ctx.saved_tensors
+        x, weight, *operands = ctx.saved_tensors
         asked = ctx.needs_input_grad
         needs = [asked[0], asked[1], *asked[8:]]
         codes, constants, precision = ctx.settings
-        grads = _backward_op(grad, lse, x, weight, codes, constants, operands, precision, needs)
+        grads = _backward_op(grad, x, weight, codes, constants, operands, precision, needs)
         of_x, of_weight, *of_operands = _vjp.restore(grads, needs)
         return of_x, of_weight, None, None, None, None, None, None, *of_operands
 

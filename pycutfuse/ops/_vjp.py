@@ -44,13 +44,14 @@ def linear_vjp(
     return of_x, of_weight
 
 
-def logsumexp_vjp(grad: Tensor, lse: Tensor, logits: Tensor) -> Tensor:
+def logsumexp_vjp(grad: Tensor, logits: Tensor) -> Tensor:
     """Gradient of logits (.., N) given that of their logsumexp (..): grad * softmax, in float32.
 
-    As torch's own: 0 beside an infinite logit, NaN at it and where lse is -inf.
+    As torch's own: 0 beside an infinite logit, NaN at it and where all are -inf. The logsumexp is
+    taken of these logits: forward's differ in their last bits, which large logits would show.
     """
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    factors = (logits.to(wide) - lse.unsqueeze(-1)).exp_()
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    factors = (wide - torch.logsumexp(wide, -1, keepdim=True)).exp_()
     return factors.mul_(grad.unsqueeze(-1)).to(logits.dtype)
 
 

@@ -1,6 +1,7 @@
 """Who is expected to be faster is a pure function of the problem."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -51,3 +52,44 @@ def test_the_reason_has_the_sizes_and_both_times(kind: Kind) -> None:
     reason = str(slower(2, 4, 64, kind))
     assert reason.startswith("2x4x64 ")
     assert "us)" in reason
+
+
+def plan(m: int, n: int, k: int, kind: Kind, tail: str = "none", policy: Any = None) -> Any:
+    dtype, tier = kind
+    leading = (0, 0) if dtype is torch.float32 else (8 * math.ceil(k / 8),) * 2
+    problem = Problem(m, n, k, EMPTY, tail, EMPTY, tier, dtype, False, *leading, 0)
+    return _C.make_plan(fused_problem(problem), _C.DeviceProps(), policy)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_few_rows_or_columns_take_no_tensor_cores(kind: Kind) -> None:
+    for sizes in ((1, 4096, 4096), (16, 700, 515), (700, 16, 515), (16, 16, 64)):
+        found = plan(*sizes, kind)
+        assert found.policy.arch == 0
+        assert "few rows" in found.describe()
+        assert "planes" not in found.describe()
+        parts = found.policy.split_k
+        assert 1 <= parts <= 16
+        m, n, _ = sizes
+        assert found.workspace_bytes >= 4 * m * n * parts
+    for sizes in ((17, 700, 515), (700, 17, 515)):
+        assert plan(*sizes, kind).policy.arch == 90
+
+
+def test_reductions_and_forced_policies_keep_their_kernels() -> None:
+    kind = KINDS[0]
+    for tail in TAILS[1:]:
+        assert plan(16, 700, 515, kind, tail).policy.arch == 90
+    forced = _C.select_policy(4096, 4096, 4096, _C.DeviceProps(), 0)
+    found = plan(16, 700, 515, kind, policy=forced)
+    assert found.policy.arch == 90
+    assert "few rows" not in found.describe()
+
+
+@pytest.mark.parametrize("sizes", [(16, 4096, 4096), (8, 2370, 8888), (2654, 6, 16292)], ids=str)
+def test_few_rows_are_taken_where_pytorch_has_no_tensor_cores(sizes: tuple[int, int, int]) -> None:
+    ieee, tf32, half, _ = KINDS
+    assert slower(*sizes, ieee) is None
+    assert SLOWER in str(slower(*sizes, tf32))
+    assert SLOWER in str(slower(*sizes, half))
+    assert SLOWER in str(slower(1, *sizes[1:], ieee))  # of a vector cuBLAS reads as fast

@@ -68,7 +68,7 @@ def test_operators(shape: tuple[int, ...], device: torch.device) -> None:
     ]
     grad = draw(*shape[:-1], device=device)
     for needs in ((True,) * 6, (False, True, False, True, False, True), (False,) * 3 + (True,) * 3):
-        arguments = (grad, lse, x, *parts[0], *parts[1], precision, needs)
+        arguments = (grad, x, *parts[0], *parts[1], precision, needs)
         torch.library.opcheck(names.linear_linear_logsumexp_backward.default, arguments)
 
 

@@ -1,0 +1,28 @@
+"""Lines under the tables: many of one kind are one line."""
+
+from pycutfuse.bench import report
+from pycutfuse.bench.results import Fuzz, SizesResult
+
+from .test_report import _run, _size
+
+
+def test_reasons_that_differ_in_numbers_are_counted_together():
+    sizes = [_size(1.0, path="hand-over", reason=f"{n}x3x{n}: {n} against 7 us") for n in (1, 25)]
+    other = _size(1.0, path="hand-over", reason="K=3: too small")
+    markdown = report.markdown(_run(sizes=[SizesResult("sizes", "ieee", [*sizes, other])]))
+    assert "sizes (ieee): 2 hand-over: 1x3x1: 1 against 7 us, and others alike" in markdown
+    assert "sizes (ieee): 1 hand-over: K=3: too small\n" in markdown + "\n"
+    assert "25x3x25" not in markdown
+
+
+def test_fuzzed_seeds_that_follow_each_other_are_one_line():
+    def fuzz(first, last, **counts):
+        return Fuzz("linear", (first, last), "H200", counts, 1, 2)
+
+    parts = [fuzz(50, 99, correct=49, wrong=1), fuzz(0, 49, correct=50), fuzz(200, 209, correct=10)]
+    assert report.fuzz_lines(parts) == [
+        "Fuzzed linear, seeds 0 to 99 on H200: 100 configurations, 99 correct, 1 wrong; "
+        "2 hand-overs, 4 fallbacks",
+        "Fuzzed linear, seeds 200 to 209 on H200: 10 configurations, 10 correct; "
+        "1 hand-overs, 2 fallbacks",
+    ]
