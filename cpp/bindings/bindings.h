@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <exception>
 #include <vector>
 
 #include "cutfuse/status.h"
@@ -16,6 +17,22 @@ void check(const Status& status);
 
 /// None if ok, the text if no kernel of this build takes the problem; raises for any other code.
 pybind11::object reason(const Status& status);
+
+/// What `call` returns, or null with the Python error that an exception stands for: for functions
+/// that Python calls without pybind11.
+template <class Call>
+PyObject* translated(const Call& call) noexcept {
+  try {
+    return call();
+  } catch (pybind11::error_already_set& error) {
+    error.restore();
+  } catch (const pybind11::builtin_exception& error) {
+    error.set_error();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
 
 /// A Python sequence of numbers called `name`: read in place if it is a list or a tuple, else
 /// copied once. TypeError names what is not a number.

@@ -116,18 +116,10 @@ void Launch::run(PyObject* const* given, Py_ssize_t count) const {
 }
 
 PyObject* run_launch(PyObject* self, PyObject* const* given, Py_ssize_t count) noexcept {
-  try {
-    const auto* launch = static_cast<const Launch*>(PyCapsule_GetPointer(self, kName));
-    launch->run(given, count);
-    Py_RETURN_NONE;
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const py::builtin_exception& error) {
-    error.set_error();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
+  return translated([&] {
+    static_cast<const Launch*>(PyCapsule_GetPointer(self, kName))->run(given, count);
+    return py::none().release().ptr();
+  });
 }
 
 PyMethodDef method = {"launch",

@@ -205,18 +205,11 @@ py::object again(PyObject* parts, PyObject* x) {
 }
 
 PyObject* run_replay(PyObject* parts, PyObject* const* given, Py_ssize_t count) noexcept {
-  try {
+  return translated([&] {
     if (count != 2) throw py::type_error("a replay takes a module and its argument");
     const bool own = given[0] == PyTuple_GET_ITEM(parts, kModule);
     return (own ? again(parts, given[1]) : py::none()).release().ptr();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const py::builtin_exception& error) {
-    error.set_error();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
+  });
 }
 
 PyMethodDef method = {"replay",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import pycutfuse as pcf
@@ -38,11 +39,21 @@ def deterministic() -> Iterator[None]:
         torch.no_grad,
         guarded,
         deterministic,
+        forward_ad.dual_level,
         lambda: FlopCounterMode(display=False),
         lambda: pcf.precision("torch"),
         exact_promotion,
     ],
-    ids=["inference", "no_grad", "allocator", "deterministic", "mode", "precision", "promotion"],
+    ids=[
+        "inference",
+        "no_grad",
+        "allocator",
+        "deterministic",
+        "dual",
+        "mode",
+        "precision",
+        "promotion",
+    ],
 )
 def test_the_state_of_a_call_is_seen(
     state: Callable[[], Any], binding: Binding, monkeypatch: pytest.MonkeyPatch
