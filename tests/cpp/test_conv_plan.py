@@ -66,6 +66,18 @@ def test_founding_problems_are_taken(shape: tuple[Any, ...], tier: str) -> None:
     assert _C.conv_why_slower(problem(shape, tier), H200) is None
 
 
+# PyTorch took 54 and 64 us for them, one filter tap after the other: ours 20 and 24.
+@pytest.mark.parametrize(
+    "shape",
+    [(14, 3, 53, 199, 77, 10, 3, 1, 1, 1, False), (29, 7, 47, 29, 50, 9, 2, 3, 1, 1, False)],
+    ids=str,
+)
+def test_many_taps_of_few_results_are_taken(shape: tuple[Any, ...]) -> None:
+    assert _C.conv_why_slower(problem(shape, "tf32"), H200) is None
+    fewer = (*shape[:5], 3, *shape[6:])
+    assert "expected to be faster" in _C.conv_why_slower(problem(fewer, "tf32"), H200)
+
+
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_tiny_problem_is_slower(tier: str) -> None:
     tiny = (1, 16, 16, 16, 8, 3, 1, 1, 1, 1, False)
