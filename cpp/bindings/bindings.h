@@ -18,6 +18,12 @@ void check(const Status& status);
 /// None if ok, the text if no kernel of this build takes the problem; raises for any other code.
 pybind11::object reason(const Status& status);
 
+/// What a call of Python's C interface made; throws the error that it raised in place of it.
+inline pybind11::object checked(PyObject* made) {
+  if (made == nullptr) throw pybind11::error_already_set();
+  return pybind11::reinterpret_steal<pybind11::object>(made);
+}
+
 /// What `call` returns, or null with the Python error that an exception stands for: for functions
 /// that Python calls without pybind11.
 template <class Call>

@@ -47,8 +47,7 @@ uintptr_t Launch::address(PyObject* value) const {
   if (value == Py_None) return 0;
   py::object number;
   if (!PyLong_Check(value)) {
-    number = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(value, data_ptr.ptr()));
-    if (!number) throw py::error_already_set();
+    number = checked(PyObject_CallMethodNoArgs(value, data_ptr.ptr()));
     value = number.ptr();
   }
   const auto found = static_cast<uintptr_t>(PyLong_AsUnsignedLongLong(value));
@@ -67,9 +66,7 @@ void Launch::run(PyObject* const* given, Py_ssize_t count) const {
     throw py::type_error("a launch takes " + std::to_string(kCount) + " arguments; it was given " +
                          std::to_string(count));
   }
-  const auto tensors =
-      py::reinterpret_steal<py::object>(PySequence_Fast(given[kTensors], "tensors is no sequence"));
-  if (!tensors) throw py::error_already_set();
+  const auto tensors = checked(PySequence_Fast(given[kTensors], "tensors is no sequence"));
   const Py_ssize_t wanted = 3 + operands.count + (normalises ? 5 : 0) + after_operands.count;
   const Py_ssize_t found = PySequence_Fast_GET_SIZE(tensors.ptr());
   if (found != wanted) {
@@ -154,9 +151,7 @@ py::object bind_plan(const py::object& plan, int64_t x_row_stride, int64_t x_col
   made->buffers.after_operand_count = made->after_operands.count;
   const py::capsule self(made.get(), kName, &destroy_launch);
   (void)made.release();  // now the capsule's
-  auto launch = py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
-  if (!launch) throw py::error_already_set();
-  return launch;
+  return checked(PyCFunction_New(&method, self.ptr()));
 }
 
 }  // namespace

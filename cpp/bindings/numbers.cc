@@ -12,8 +12,7 @@ Numbers::Numbers(const py::handle& sequence, const char* name) : name_(name) {
     throw py::type_error(std::string(name) + " is a " + Py_TYPE(sequence.ptr())->tp_name +
                          "; it must be a sequence of numbers");
   }
-  fast_ = py::reinterpret_steal<py::object>(PySequence_Fast(sequence.ptr(), name));
-  if (!fast_) throw py::error_already_set();
+  fast_ = checked(PySequence_Fast(sequence.ptr(), name));
 }
 
 int64_t Numbers::integer(Py_ssize_t i) const {

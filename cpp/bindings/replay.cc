@@ -1,6 +1,7 @@
 /// \file
 /// A planned call of a module, made again without Python code while nothing that it read has
-/// changed. That code costs 6 us of a call whose launches cost 9.
+/// changed. Of LinearScaleBatchNorm1d a call took 20.2 to 23.2 us with that code, 18.1 without, and
+/// 30.5 to 34.4 and 27.6 where autograd recorded it (H200).
 #include <array>
 
 #include "bindings/bindings.h"
@@ -43,11 +44,6 @@ enum Part : Py_ssize_t {
 
 constexpr Py_ssize_t kPlanes = 2;  // position of a frozen weight's planes
 constexpr Py_ssize_t kMostTensors = 3 + 2 * kMaxSteps + 5;
-
-py::object checked(PyObject* made) {
-  if (made == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(made);
-}
 
 template <class... Arguments>
 py::object call(PyObject* callable, Arguments... arguments) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/launch.h"
+#include "device/copies.cuh"
 
 namespace cutfuse::skinny {
 namespace {
@@ -33,13 +34,15 @@ struct Work {
 /// Copies `bytes` of 4, 8 or 16, the rest zeros, to shared memory without waiting for them.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  const uint32_t address = shared_address(to);
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
-                 "r"(bytes));
+                 "r"(bytes)
+                 : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from),
-                 "n"(kBytes), "r"(bytes));
+                 "n"(kBytes), "r"(bytes)
+                 : "memory");
   }
 }
 
@@ -135,7 +138,7 @@ __global__ void __launch_bounds__(32 * kWarps, kRows > 8 ? 2 : 3)
       bring<T, kReading>(many_ring[slot][warp * kColumns + c], row_of(work.many, column0 + c),
                          work.many.col_stride, k, end);
     }
-    asm volatile("cp.async.commit_group;");
+    commit_copies();
   };
 
   float sum[kRows * kColumns] = {};
@@ -143,7 +146,7 @@ __global__ void __launch_bounds__(32 * kWarps, kRows > 8 ? 2 : 3)
   for (int s = 0; s < kStages - 1; ++s) bring_step(begin + s * kUsed<kReading>, s);
   int slot = 0;
   for (int64_t k = begin; k < end; k += kUsed<kReading>) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
+    wait_for_copies<kStages - 2>();
     __syncthreads();
     bring_step(k + (kStages - 1) * kUsed<kReading>, slot == 0 ? kStages - 1 : slot - 1);
     float w[kColumns][kGroup];

@@ -239,8 +239,8 @@ class LinearScaleBatchNorm1d(FusedModule):
             return self._chain(x, reason)
         call = self.call_arguments(x)
         result = run(call, memo)
-        if not _gate.is_compiling() and memo.due:
-            memo.due, memo.replay = False, self._record(call)
+        if not _gate.is_compiling() and memo.is_due():
+            memo.replay = self._record(call) or memo.replay
         return result
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:

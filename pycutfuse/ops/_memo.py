@@ -82,7 +82,7 @@ class _Entry(NamedTuple):
 class Memo:
     """The last recipe of a call site. Threads may share it: an entry is replaced as a whole."""
 
-    __slots__ = ("_entry", "_hits", "_last", "due", "replay")
+    __slots__ = ("_asked", "_entry", "_last", "replay")
 
     trusted = _works(guard)
     _cached: Callable[..., Any] = staticmethod(_launch.cached)  # of this kind of recipe
@@ -90,9 +90,13 @@ class Memo:
     def __init__(self) -> None:
         self._entry: _Entry | None = None
         self._last: _launch.Recipe | None = None
-        self._hits = 0
-        self.due = False  # whether to record a replay: at the 1st, 2nd, 4th, 8th, ... hit
+        self._asked = 0  # how often `is_due` was, of the entry
         self.replay: Replay | None = None
+
+    def is_due(self) -> bool:
+        """Whether to record a replay after a call that was not one: after the 1st, 2nd, 4th, ..."""
+        self._asked += 1
+        return self._entry is not None and self._asked & (self._asked - 1) == 0
 
     def hit(
         self,
@@ -135,10 +139,7 @@ class Memo:
     ) -> _launch.Recipe | _launch.Refusal | None:
         """As `_launch.cached`, and faster for a call like the two before it."""
         recipe = self.hit(list(tensors), program, tier, tail, after)
-        self.due = False
         if recipe is not None:
-            self._hits += 1
-            self.due = self._hits & (self._hits - 1) == 0
             return recipe
         if program.biased and _dtype(tensors[3]) is not _dtype(tensors[1]):
             return None  # torch raises; a step of that dtype would promote
@@ -152,6 +153,6 @@ class Memo:
             absent = tuple(at for at, tensor in enumerate(tensors) if tensor is None)
             head = (found, program, tier, tail, after, len(tensors), absent, generation)
             self._entry = _Entry(*head, guard(present(tensors)))
-            self._hits, self.replay = 0, None
+            self._asked, self.replay = 0, None
         self._last = found
         return found

@@ -1,7 +1,4 @@
-"""Calls that a module makes again and again: what decides on them, recorded for `_C.replay`.
-
-Reading all of it from Python costs half as much as the launches do.
-"""
+"""Calls that a module makes again and again: what decides on them, recorded for `_C.replay`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -8,12 +8,9 @@
 #include <cstdint>
 
 #include "cutfuse/types.h"
+#include "device/copies.cuh"
 
 namespace cutfuse::gemm::sm80 {
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 /// Copies 16 bytes, or writes 16 zeros without reading. The next tile of K is the rest of the
 /// 128-byte line where a row of the tile is 64 bytes.
@@ -21,16 +18,6 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool i
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
                "l"(__cvta_generic_to_global(from)), "r"(inside ? 16 : 0)
                : "memory");
-}
-
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/// Waits until at most kPending of this thread's commits are on their way.
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 /// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
