@@ -20,6 +20,7 @@ std::string FusedPlan::describe() const {
     if (problem_.weight_planes) text += " (the frozen weight has its planes)";
     if (!text.empty()) text += "\n";
   }
+  if (folds_ahead()) text += "fold the program's leading affine steps\n";
   text += "gemm " + to_string(problem_.gemm);
   if (skinny()) {
     text += ", few rows: summed in fp32 without tensor cores";

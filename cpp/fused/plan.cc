@@ -41,6 +41,15 @@ int64_t FusedPlan::partial_count() const {
                         : ceil_div(problem_.gemm.m, kPartialRows);
 }
 
+bool FusedPlan::folds_ahead() const {
+  const auto [m, n, k, precision, dtype] = problem_.gemm;
+  const Program& program = problem_.program;
+  const bool affine = program.count > 0 ? gemm::is_affine(program.steps[0].op)
+                                        : problem_.tail == Tail::kBatchNormEval;
+  return affine && !splits_k() &&
+         ceil_div(m, policy_.tile_m) * ceil_div(n, policy_.tile_n) > device_.sm_count;
+}
+
 Status FusedPlan::lay_out() {
   if (empty()) {
     return {};
@@ -75,6 +84,7 @@ Status FusedPlan::lay_out() {
     fits = fits && checked_multiply(slice_stride(), policy_.split_k * int64_t(4), &bytes) &&
            arena_.add(bytes, &slices_);
   }
+  if (folds_ahead()) fits = fits && arena_.add(n * int64_t(sizeof(float2)), &folded_);
   if (!fits) {
     return error(Code::kInvalidValue, "the workspace of %s needs more than 2^63 bytes",
                  to_string(problem_.gemm).c_str());
@@ -251,8 +261,15 @@ Status FusedPlan::launch(const FusedBuffers& buffers, const void* x_planes, void
     if (Status status = split_operands(buffers, stream); !status.ok()) return status;
   }
   const auto [m, n, k, precision, dtype] = problem_.gemm;
+  gemm::EpilogueArguments& epilogue = call.epilogue;
+  if (folds_ahead() && epilogue.affine_steps > 0) {
+    auto* folded = at<float2>(buffers.workspace, folded_);
+    if (Status status = gemm::fold_columns(epilogue, n, folded, stream); !status.ok()) {
+      return status;
+    }
+    epilogue.folded = folded;
+  }
   if (splits_k()) {
-    gemm::EpilogueArguments& epilogue = call.epilogue;
     const DeviceProgram program = epilogue.program;
     epilogue.program = {};
     epilogue.affine_steps = 0;

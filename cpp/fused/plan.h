@@ -68,7 +68,7 @@ class FusedPlan final : public Plan {
   Links links_;
   Arena arena_;
   int64_t x_planes_ = 0, x_words_ = 0, weight_planes_ = 0, weight_words_ = 0, partials_ = 0;
-  int64_t slices_ = 0;
+  int64_t slices_ = 0, folded_ = 0;
   std::unique_ptr<gemm::Launcher> gemm_;
 
   /// Whether no tensor cores are used: few rows, summed in fp32 as they are.
@@ -81,6 +81,9 @@ class FusedPlan final : public Plan {
   int64_t slice_row_stride() const { return (problem_.gemm.n + 3) / 4 * 4; }
   int64_t slice_stride() const { return problem_.gemm.m * slice_row_stride(); }
   bool reduces_rows() const { return problem_.tail == Tail::kLogSumExp; }
+  /// Whether the program's first steps are folded before the contraction and not in every tile:
+  /// where an SM has one tile at most, another launch would cost more than it saves.
+  bool folds_ahead() const;
   /// Partials of the tail's reduction, of each column or of each row.
   int64_t partial_count() const;
   Status check(const FusedBuffers& buffers) const noexcept;

@@ -18,15 +18,12 @@ const Instance* find_instance(const GemmPolicy& policy) noexcept {
 }
 
 int32_t count_affine_steps(const DeviceProgram& program) noexcept {
-  constexpr int32_t kMaxOperands = 13;  // with B's words, s and t: 16 slots of a 256-column tile
-  if (program.operand_count > kMaxOperands) {
-    return 0;
-  }
   int32_t count = 0;
   for (; count < program.count; ++count) {
     const Step& step = program.steps[count];
-    const bool affine = step.op == Op::kAdd || step.op == Op::kSub || step.op == Op::kMul;
-    if (!affine || (step.operand >= 0 && program.operands[step.operand].row_stride != 0)) break;
+    if (!is_affine(step.op) ||
+        (step.operand >= 0 && program.operands[step.operand].row_stride != 0))
+      break;
   }
   return count;
 }

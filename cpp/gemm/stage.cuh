@@ -13,91 +13,118 @@
 
 namespace cutfuse::gemm {
 
-/// Waits for the `threads` threads of a barrier; whether `value` holds for all of them.
-__device__ __forceinline__ bool sync_all(bool value, uint32_t barrier, uint32_t threads) {
-  uint32_t all;
-  asm volatile(
-      "{\n"
-      ".reg .pred mine, result;\n"
-      "setp.ne.u32 mine, %1, 0;\n"
-      "barrier.cta.red.and.pred result, %2, %3, mine;\n"
-      "selp.u32 %0, 1, 0, result;\n"
-      "}\n"
-      : "=r"(all)
-      : "r"(static_cast<uint32_t>(value)), "r"(barrier), "r"(threads)
-      : "memory");
-  return all != 0;
-}
-
-/// Operands that are staged. Slot 0 holds B's words, slot i + 1 operand i, the two after the last
-/// one each column's scale and shift.
+/// Slot 0 holds B's words, slot i + 1 operand i, the last two each column's scale and shift.
 template <class Coordinates>
-__device__ __forceinline__ int staged_count(const EpilogueArguments& arguments) {
-  return min(arguments.program.operand_count, Coordinates::kStagedOperands);
+inline constexpr int kScaleSlot = 1 + Coordinates::kStagedOperands;
+template <class Coordinates>
+inline constexpr int kSlots = kScaleSlot<Coordinates> + 2;
+
+/// What batch norm multiplies by, of a column's variance.
+__device__ __forceinline__ float normaliser(const EpilogueArguments& arguments, float variance,
+                                            int64_t column) {
+  const ConstMatrix& weight = arguments.weight;
+  const float inverse = 1.f / sqrtf(variance + arguments.eps);
+  return weight.data != nullptr ? inverse * load_value(weight.data, column, weight.dtype) : inverse;
 }
 
-/// The bits of slot `slot` at a column, as they lie in memory, if the slot is one of the words or
-/// of the per-channel vectors among the first `count` operands.
-__device__ __forceinline__ uint32_t load_slot(const EpilogueArguments& arguments, int slot,
-                                              int count, int column) {
-  if (slot == 0) {
-    return arguments.b_words != nullptr ? __ldg(arguments.b_words + column) : 0u;
-  }
-  const Operand& operand = arguments.program.operands[slot - 1];
-  if (slot > count || operand.row_stride != 0) {
-    return 0u;
-  }
-  const int64_t at = column * operand.col_stride;
-  return operand.dtype == DType::kFloat32
-             ? __ldg(static_cast<const uint32_t*>(operand.data) + at)
-             : __ldg(static_cast<const unsigned short*>(operand.data) + at);
+__device__ __forceinline__ float load_column(const Operand& operand, int64_t column) {
+  return load_value(operand.data, column * operand.col_stride, operand.dtype);
 }
 
-/// Fills the slots' kColumns columns from `first` on (of `columns`) by kThreads threads, so that
-/// the steps wait for memory once and not one by one. Returns whether scale and shift are plain in
-/// this thread's columns.
+/// The scale and shift of a column's first `affine_steps` steps, with read(i) its value of operand
+/// i; a scale that is not a number marks a column that is not plain.
+template <class Read>
+__device__ __forceinline__ float2 fold_column(const EpilogueArguments& arguments,
+                                              const Read& read) {
+  const FoldedColumn step = fold(arguments.program, arguments.affine_steps, 0, read);
+  return {step.plain ? step.scale : __int_as_float(0x7fffffff), step.shift};
+}
+
+/// Fills the slots of words and operands, of kColumns columns from `first` on (of `columns`), by
+/// kThreads threads, so that what reads them waits for memory once and not one by one.
 template <class Coordinates, int kColumns, int kThreads>
-__device__ __forceinline__ bool stage_operands(const EpilogueArguments& arguments, int first,
+__device__ __forceinline__ void stage_operands(const EpilogueArguments& arguments, int first,
                                                int columns, int thread, int32_t* slots) {
   const DeviceProgram& program = arguments.program;
-  const int count = staged_count<Coordinates>(arguments);
+  const auto column_of = [&](int n) { return min(first + n, columns - 1); };
+  if (arguments.b_words != nullptr) {
+#pragma unroll
+    for (int n = thread; n < kColumns; n += kThreads) {
+      slots[n] = __ldg(arguments.b_words + column_of(n));
+    }
+  }
+  for (int i = 0; i < min(program.operand_count, Coordinates::kStagedOperands); ++i) {
+    const Operand& operand = program.operands[i];
+    if (operand.row_stride != 0) continue;
+    auto* values = reinterpret_cast<float*>(slots + (i + 1) * kColumns);
+#pragma unroll
+    for (int n = thread; n < kColumns; n += kThreads) {
+      values[n] = load_column(operand, column_of(n));
+    }
+    if (i != kVarOperand || !arguments.normalises) continue;
+    for (int n = thread; n < kColumns; n += kThreads) {
+      values[n] = normaliser(arguments, values[n], column_of(n));
+    }
+  }
+}
+
+/// Fills the slots of scale and shift; without folded steps from the slots that this thread filled.
+/// Returns whether all of its columns are plain.
+template <class Coordinates, int kColumns, int kThreads>
+__device__ __forceinline__ bool stage_folded(const EpilogueArguments& arguments, int first,
+                                             int columns, int thread, int32_t* slots) {
+  constexpr int kSlot = kScaleSlot<Coordinates>;
+  const auto column_of = [&](int n) { return min(first + n, columns - 1); };
+  const auto put = [&](int n, float2 step) {
+    const int word = arguments.b_words != nullptr ? __ldg(arguments.b_words + column_of(n)) : 0;
+    slots[kSlot * kColumns + n] = __float_as_int(step.x * power_of_two(-row_exponent(word)));
+    slots[(kSlot + 1) * kColumns + n] = __float_as_int(step.y);
+    return step.x == step.x && is_plain(word);
+  };
   bool plain = true;
-  for (int n = thread; n < kColumns; n += kThreads) {
-    const int column = min(first + n, columns - 1);
-    // All loads of a batch are on their way before the first is stored.
-    constexpr int kBatch = 8;
-    for (int base = 0; base <= count; base += kBatch) {
-      uint32_t bits[kBatch];
+  if (arguments.folded != nullptr) {
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        bits[i] = load_slot(arguments, base + i, count, column);
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int slot = base + i;
-        if (slot > count) continue;
-        if (slot > 0 && program.operands[slot - 1].dtype != DType::kFloat32) {
-          bits[i] = __float_as_uint(unpack_pair(bits[i], program.operands[slot - 1].dtype).x);
-        }
-        if (slot == kVarOperand + 1 && arguments.normalises) {
-          float value = 1.f / sqrtf(__uint_as_float(bits[i]) + arguments.eps);
-          const ConstMatrix& weight = arguments.weight;
-          if (weight.data != nullptr) value *= load_value(weight.data, column, weight.dtype);
-          bits[i] = __float_as_uint(value);
-        }
-        slots[slot * kColumns + n] = static_cast<int32_t>(bits[i]);
-      }
+    for (int n = thread; n < kColumns; n += kThreads) {
+      plain &= put(n, __ldg(arguments.folded + column_of(n)));
     }
-    if (count + 2 <= Coordinates::kStagedOperands) {
-      const FoldedColumn folded =
-          fold(program, arguments.affine_steps, row_exponent(slots[n]),
-               [&](int operand) { return __int_as_float(slots[(operand + 1) * kColumns + n]); });
-      slots[(count + 1) * kColumns + n] = __float_as_int(folded.scale);
-      slots[(count + 2) * kColumns + n] = __float_as_int(folded.shift);
-      plain &= folded.plain && !row_has_nonfinite(slots[n]);
-    } else {
-      plain = false;
+  } else {
+#pragma unroll 1
+    for (int n = thread; n < kColumns; n += kThreads) {
+      plain &= put(n, fold_column(arguments, [&](int operand) {
+                     return operand < Coordinates::kStagedOperands
+                                ? __int_as_float(slots[(operand + 1) * kColumns + n])
+                                : load_column(arguments.program.operands[operand], column_of(n));
+                   }));
     }
+  }
+  return plain;
+}
+
+/// Whether a step that is not folded reads a staged operand.
+__device__ __forceinline__ bool reads_slots(const EpilogueArguments& arguments) {
+  const DeviceProgram& program = arguments.program;
+  for (int i = arguments.affine_steps; i < program.count; ++i) {
+    const int operand = program.steps[i].operand;
+    if (operand >= 0 && program.operands[operand].row_stride == 0) return true;
+  }
+  return false;
+}
+
+/// Stages what an epilogue reads of its tile's columns; all(x) waits for the kThreads threads and
+/// is whether x holds for all of them. Returns whether every column is plain.
+template <class Coordinates, int kColumns, int kThreads, class All>
+__device__ __forceinline__ bool stage_columns(const EpilogueArguments& arguments, int first,
+                                              int columns, int thread, int32_t* slots,
+                                              const All& all) {
+  const bool reads_operands = arguments.folded == nullptr || reads_slots(arguments);
+  if (reads_operands) {
+    stage_operands<Coordinates, kColumns, kThreads>(arguments, first, columns, thread, slots);
+  }
+  const bool plain =
+      all(stage_folded<Coordinates, kColumns, kThreads>(arguments, first, columns, thread, slots));
+  if (!plain && !reads_operands) {
+    stage_operands<Coordinates, kColumns, kThreads>(arguments, first, columns, thread, slots);
+    all(true);
   }
   return plain;
 }

@@ -44,6 +44,24 @@ def test_linear(policy, dtype, tier: str, size: SizeCase, fused: None) -> None:
 
 
 @every_policy
+@pytest.mark.parametrize("large", [False, True])
+def test_many_tiles_of_a_block(policy, dtype, tier: str, large: bool, fused: None) -> None:
+    m, n, k = 2500, 2700, 65
+    x, weight = draw(m, k, seed=1, dtype=dtype), draw(n, k, seed=2, dtype=dtype)
+    bias, vector = draw(n, seed=3, dtype=dtype), draw(n, seed=4, dtype=dtype)
+    # A factor of 2^40 in one column is not folded, and brings the steps' operands to its tiles.
+    factor = torch.ones(n, device="cuda", dtype=torch.float32)
+    factor[300] = 2.0**40 if large else 0.5
+    steps = (pcf.mul(factor), pcf.relu(), pcf.mul(1 / factor), pcf.add(vector))
+    with forced_policy(policy), exact_promotion():
+        result = pcf.ops.linear(x, weight, bias, epilogue=steps, precision=tier)
+        again = pcf.ops.linear(x, weight, bias, epilogue=steps, precision=tier)
+    exact = (x.double() @ weight.double().T + bias.double()).relu() + vector.double()
+    assert torch.equal(result, exact.to(dtype))
+    assert torch.equal(result, again)
+
+
+@every_policy
 def test_batch_norm_in_evaluation(policy, dtype, tier: str, fused: None) -> None:
     x, weight = draw(333, 129, seed=1, dtype=dtype), draw(260, 129, seed=2, dtype=dtype)
     mean = draw(260, seed=3, dtype=torch.float32)

@@ -23,15 +23,15 @@
 namespace cutfuse::gemm::sm80 {
 
 template <class Shape>
-using Coordinates = FragmentCoordinates<Shape::kWarpM / 8, Shape::kWarpN / 8, Shape::kTileN, 31>;
+using Coordinates = FragmentCoordinates<Shape::kWarpM / 8, Shape::kWarpN / 8, Shape::kTileN, 29>;
 
 /// Bytes of shared memory that the epilogue overwrites.
 template <class Shape>
 constexpr int epilogue_bytes() {
-  constexpr int kSlots = (1 + Coordinates<Shape>::kStagedOperands) * Shape::kTileN * 4;
+  constexpr int kStaged = kSlots<Coordinates<Shape>> * Shape::kTileN * 4;
   constexpr int kPartials =
       8 * std::max(Shape::kWarpsM * Shape::kTileN, Shape::kWarpsN * Shape::kTileM);
-  return std::max(kSlots, kPartials);
+  return std::max(kStaged, kPartials);
 }
 
 /// Bounded values as fp16 planes at kBoundedExponent: what the next contraction reads. Its rows
@@ -76,10 +76,11 @@ __device__ __forceinline__ void run_epilogue(const EpilogueArguments& arguments,
                                                 : 2 * arguments.a_exponent;
     rows_plain &= is_plain(row_words[r]);
   }
-  const bool columns_plain = __syncthreads_and(stage_operands<At, Shape::kTileN, Shape::kThreads>(
-      arguments, tile.n * Shape::kTileN, columns, thread, reinterpret_cast<int32_t*>(shared)));
+  const bool columns_plain = stage_columns<At, Shape::kTileN, Shape::kThreads>(
+      arguments, tile.n * Shape::kTileN, columns, thread, reinterpret_cast<int32_t*>(shared),
+      [](bool mine) { return bool(__syncthreads_and(mine)); });
   if (columns_plain && __all_sync(0xffffffffu, rows_plain)) {
-    apply_folded(v, row_words, at, staged_count<At>(arguments) + 1);
+    apply_folded(v, row_words, at, kScaleSlot<At>);
     execute(arguments.program, v, at, arguments.affine_steps);
   } else {
     if (arguments.b_words != nullptr && unscale(v, row_words, at)) {

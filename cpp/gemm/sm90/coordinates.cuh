@@ -6,9 +6,11 @@
 
 namespace cutfuse::gemm::sm90 {
 
-/// Of an m64nNk16 tile, of which a warp has 16 rows.
+/// Of an m64nNk16 tile, of which a warp has 16 rows. What is staged of operands is what fits.
 template <int kTileN>
-struct AccumulatorCoordinates
-    : FragmentCoordinates<2, kTileN / 8, kTileN, (kTileN > 128 ? 15 : 31)> {};
+struct AccumulatorCoordinates : FragmentCoordinates<2, kTileN / 8, kTileN,
+                                                    (kTileN == 128   ? 14
+                                                     : kTileN == 192 ? 8
+                                                                     : 6)> {};
 
 }  // namespace cutfuse::gemm::sm90

@@ -45,6 +45,7 @@ class ProgramEpilogue {
   static constexpr int kWarps = 8;
   struct SharedStorage {
     WarpStorage<kTileN> warps[kWarps];
+    Staged<kTileM, kTileN> staged;
   };
 
   template <class ProblemShape>
@@ -67,32 +68,47 @@ class ProgramEpilogue {
 
   CUTLASS_DEVICE explicit ProgramEpilogue(const Params& params) : params_(params) {}
 
-  template <class ProblemShape, class BlockShape, class BlockCoord, class Engine, class Layout,
-            class TiledMma, class Residue>
-  CUTLASS_DEVICE void operator()(const ProblemShape& problem, BlockShape, const BlockCoord& block,
-                                 cute::Tensor<Engine, Layout>& accumulators, TiledMma, Residue,
-                                 int thread, char* shared) {
+  /// Of one warp: brings to `shared.staged` what the epilogue of `block` needs of memory.
+  template <class ProblemShape, class BlockCoord>
+  CUTLASS_DEVICE void stage(const ProblemShape& problem, const BlockCoord& block, int lane,
+                            SharedStorage& shared) const {
+    constexpr int kThreads = cutlass::NumThreadsPerWarp;
+    auto& staged = shared.staged;
+    const int first_column = int(cute::get<1>(block)) * kTileN;
+    const int columns = int(cute::get<1>(problem));
+    const bool plain = stage_columns<Coordinates, kTileN, kThreads>(
+        params_, first_column, columns, lane, staged.slots,
+        [](bool mine) { return bool(__all_sync(0xffffffffu, mine)); });
+    if (lane == 0) staged.columns_plain = plain;
+    const int first_row = int(cute::get<0>(block)) * kTileM;
+    const int last_row = int(cute::get<0>(problem)) - 1;
+    CUTLASS_PRAGMA_UNROLL
+    for (int row = lane; row < kTileM; row += kThreads) {
+      staged.row_words[row] = params_.a_words != nullptr
+                                  ? __ldg(params_.a_words + min(first_row + row, last_row))
+                                  : 2 * params_.a_exponent;
+    }
+  }
+
+  /// Of the two consumer warpgroups, 16 rows a warp; calls release() once `shared.staged` is read.
+  template <class ProblemShape, class BlockCoord, class Engine, class Layout, class Release>
+  CUTLASS_DEVICE void finish(const ProblemShape& problem, const BlockCoord& block,
+                             cute::Tensor<Engine, Layout>& accumulators, int thread,
+                             SharedStorage& storage, const Release& release) {
     static_assert(decltype(cute::size(accumulators))::value == kSize);
     auto& v = *reinterpret_cast<float (*)[kSize]>(&accumulators(0));
-    auto& storage = *reinterpret_cast<SharedStorage*>(shared);
-    const int warp = thread / 32;  // of the two consumer warpgroups: 16 rows each
+    const auto& staged = storage.staged;
+    const int warp = thread / 32;
     const int lane = thread % 32;
     const Coordinates at{int(cute::get<0>(block)) * kTileM + warp * 16 + lane / 4,
                          int(cute::get<1>(block)) * kTileN + (lane % 4) * 2,
                          int(cute::get<0>(problem)), int(cute::get<1>(problem)),
-                         cute::cast_smem_ptr_to_uint(&storage.warps[warp / 4 * 4]) + lane % 4 * 8};
-    // The producer waited before its first load; these threads have not read global memory yet.
-    cutlass::arch::wait_on_dependent_grids();
-    int row_words[2];
-    CUTLASS_PRAGMA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      row_words[r] =
-          params_.a_words != nullptr ? __ldg(params_.a_words + at.row(r)) : 2 * params_.a_exponent;
-    }
-    const bool columns_plain = stage(at, thread, storage);
-    if (columns_plain &&
+                         cute::cast_smem_ptr_to_uint(staged.slots) + lane % 4 * 8};
+    const int (&rows)[kTileM] = staged.row_words;
+    const int row_words[2] = {rows[warp * 16 + lane / 4], rows[warp * 16 + lane / 4 + 8]};
+    if (staged.columns_plain &&
         __all_sync(0xffffffffu, is_plain(row_words[0]) && is_plain(row_words[1]))) {
-      apply_folded(v, row_words, at, staged_count<Coordinates>(params_) + 1);
+      apply_folded(v, row_words, at, kScaleSlot<Coordinates>);
       execute(params_.program, v, at, params_.affine_steps);
     } else {
       if (params_.b_words != nullptr && unscale(v, row_words, at)) {
@@ -100,7 +116,7 @@ class ProgramEpilogue {
       }
       execute(params_.program, v, at);
     }
-    sync_group(thread);  // the boxes are free again
+    release();
     auto& boxes = storage.warps[warp];
     if (params_.row_partials != nullptr) {
       store_row_partials(v, at, int(cute::get<1>(block)), (at.columns + kTileN - 1) / kTileN,
@@ -126,21 +142,33 @@ class ProgramEpilogue {
 
  private:
   const Params& params_;  // in the kernel's constant bank; a copy would go to local memory
+};
 
-  /// Into the warpgroup's boxes, which are empty until the store. Returns whether every column's
-  /// scale and shift are plain.
-  CUTLASS_DEVICE bool stage(const Coordinates& at, int thread, SharedStorage& shared) const {
-    constexpr int kThreads = 128;
-    cute::tma_store_wait<0>();
-    sync_group(thread);
-    auto* slots = reinterpret_cast<int32_t*>(&shared.warps[thread / kThreads * 4]);
-    const bool plain = stage_operands<Coordinates, kTileN, kThreads>(
-        params_, at.column0 - thread % 4 * 2, at.columns, thread % kThreads, slots);
-    return sync_all(plain, 2u + thread / kThreads, kThreads);
+/// The staged operands change hands by named barriers of a consumer warpgroup and the producer's
+/// epilogue warp, one for each direction: a warp that has waited for an mbarrier for most of a tile
+/// wakes too late (1.0 to 1.5 us a tile; H200).
+struct Handing {
+  static constexpr int kThreads = cutlass::NumThreadsPerWarpGroup + cutlass::NumThreadsPerWarp;
+  static constexpr int kGroups = 2;
+  static constexpr uint32_t kFull = 4;
+  static constexpr uint32_t kEmpty = kFull + kGroups;
+
+  CUTLASS_DEVICE static void give(uint32_t barrier, int group) {
+    cutlass::arch::NamedBarrier::arrive(kThreads, barrier + group);
+  }
+  CUTLASS_DEVICE static void take(uint32_t barrier, int group) {
+    cutlass::arch::NamedBarrier::sync(kThreads, barrier + group);
+  }
+  CUTLASS_DEVICE static void take_from_all(uint32_t barrier) {
+    for (int group = 0; group < kGroups; ++group) take(barrier, group);
+  }
+  CUTLASS_DEVICE static void give_to_all(uint32_t barrier) {
+    for (int group = 0; group < kGroups; ++group) give(barrier, group);
   }
 };
 
-/// The collective that the kernel layer wants.
+/// The collective that the kernel layer wants: the producer's epilogue warp stages operands while
+/// the tile is multiplied.
 template <class TileShape>
 class EpilogueCollective
     : public cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
@@ -150,6 +178,44 @@ class EpilogueCollective
 
  public:
   using Base::Base;
+  using typename Base::StorePipeline;
+  using typename Base::StorePipelineState;
+  using typename Base::TensorStorage;
+  using LoadPipeline = cutlass::PipelineAsync<1>;  // its state counts tiles
+  using LoadPipelineState = typename LoadPipeline::PipelineState;
+  using PipelineStorage = typename LoadPipeline::SharedStorage;
+
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return true; }
+
+  template <class ProblemShape, class BlockShape, class BlockCoord, class TiledMma>
+  CUTLASS_DEVICE auto load(LoadPipeline, LoadPipelineState state, const ProblemShape& problem,
+                           BlockShape, const BlockCoord& block, TiledMma, int lane,
+                           TensorStorage& storage, int) {
+    if (state.count() > 0) Handing::take_from_all(Handing::kEmpty);
+    Base::stage(problem, block, lane, storage);
+    Handing::give_to_all(Handing::kFull);
+    ++state;
+    return state;
+  }
+
+  CUTLASS_DEVICE auto load_tail(LoadPipeline, LoadPipelineState state) {
+    if (state.count() > 0) Handing::take_from_all(Handing::kEmpty);
+    return state;
+  }
+
+  template <class ProblemShape, class BlockShape, class BlockCoord, class Engine, class Layout,
+            class TiledMma>
+  CUTLASS_DEVICE auto store(LoadPipeline, LoadPipelineState state, StorePipeline,
+                            StorePipelineState stored, const ProblemShape& problem, BlockShape,
+                            const BlockCoord& block, cute::Tensor<Engine, Layout>& accumulators,
+                            TiledMma, int thread, TensorStorage& storage, int) {
+    const int group = thread / cutlass::NumThreadsPerWarpGroup;
+    Handing::take(Handing::kFull, group);
+    Base::finish(problem, block, accumulators, thread, storage,
+                 [&] { Handing::give(Handing::kEmpty, group); });
+    ++state;
+    return cute::make_tuple(state, stored);
+  }
 
   /// Shared memory must outlive the last boxes.
   template <class... Pipelines>

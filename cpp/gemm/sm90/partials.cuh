@@ -56,6 +56,7 @@ CUTLASS_DEVICE void store_moments(const float (&v)[AccumulatorCoordinates<kTileN
       partials[int64_t(first_column + n) * partial_count + first_row / 64] = merged;
     }
   }
+  sync_group(thread);  // the next tile's boxes lie where the moments are
 }
 
 /// (max, sum of exponentials) of each row over the tile's columns -> partials[row][tile].

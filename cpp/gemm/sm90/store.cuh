@@ -12,6 +12,7 @@
 #include "device/values.cuh"
 #include "gemm/launcher.h"
 #include "gemm/sm90/coordinates.cuh"
+#include "gemm/stage.cuh"
 #include "gemm/store.cuh"
 
 namespace cutfuse::gemm::sm90 {
@@ -21,9 +22,19 @@ inline constexpr int kBoxWords = 16;  // 64 bytes of a row
 /// A warp's own piece of shared memory: boxes on their way to memory, then its moments.
 template <int kTileN>
 union alignas(1024) WarpStorage {
-  static constexpr int kBoxes = kTileN == 192 ? 3 : 4;  // in flight; what fits
+  /// In flight. A tile sends whole multiples of them, so that it may begin anew with the first.
+  static constexpr int kBoxes = 2;
+  static_assert(kTileN / 32 % kBoxes == 0);
   uint32_t boxes[kBoxes][16 * kBoxWords];
   Moments moments[kTileN];
+};
+
+/// A tile's operands in shared memory, see stage.cuh, and its words of A's rows.
+template <int kTileM, int kTileN>
+struct Staged {
+  int32_t slots[kSlots<AccumulatorCoordinates<kTileN>> * kTileN];
+  int32_t row_words[kTileM];
+  bool columns_plain;
 };
 
 /// Of one consumer warpgroup.
@@ -143,31 +154,31 @@ CUTLASS_DEVICE void store_rows(const float (&v)[AccumulatorCoordinates<kTileN>::
                                const AccumulatorCoordinates<kTileN>& at, int lane,
                                const Matrix& out, WarpStorage<kTileN>& storage) {
   constexpr int kPitch = 40;  // words: neither the pairs written nor the rows read conflict
-  static_assert(16 * kPitch * sizeof(float) <= sizeof(storage.boxes));
+  static_assert(8 * kPitch * sizeof(float) <= sizeof(storage.boxes));
   auto* staged = reinterpret_cast<float*>(storage.boxes);
   const int first_row = at.row0 - lane / 4;
-  const int rows = at.rows - first_row;
   CUTLASS_PRAGMA_UNROLL
   for (int number = 0; number < kTileN / 32; ++number) {
-    __syncwarp();
-    CUTLASS_PRAGMA_UNROLL
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      const int j = 4 * number + quarter;
-      CUTLASS_PRAGMA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        *reinterpret_cast<float2*>(staged + (lane / 4 + 8 * r) * kPitch + 8 * quarter +
-                                   lane % 4 * 2) = {v[(j * 2 + r) * 2], v[(j * 2 + r) * 2 + 1]};
-      }
-    }
-    __syncwarp();
     const int column = at.column0 - lane % 4 * 2 + 32 * number + lane;
-    if (column < at.columns) {
-      const int64_t first = int64_t(first_row) * out.row_stride + column;
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      __syncwarp();
       CUTLASS_PRAGMA_UNROLL
-      for (int row = 0; row < 16; ++row) {
-        if (row < rows) {
-          store_value(out.data, first + row * out.row_stride, staged[row * kPitch + lane],
-                      out.dtype);
+      for (int quarter = 0; quarter < 4; ++quarter) {
+        const int j = 4 * number + quarter;
+        *reinterpret_cast<float2*>(staged + lane / 4 * kPitch + 8 * quarter + lane % 4 * 2) = {
+            v[(j * 2 + r) * 2], v[(j * 2 + r) * 2 + 1]};
+      }
+      __syncwarp();
+      if (column < at.columns) {
+        const int rows = at.rows - first_row - 8 * r;
+        const int64_t first = int64_t(first_row + 8 * r) * out.row_stride + column;
+        CUTLASS_PRAGMA_UNROLL
+        for (int row = 0; row < 8; ++row) {
+          if (row < rows) {
+            store_value(out.data, first + row * out.row_stride, staged[row * kPitch + lane],
+                        out.dtype);
+          }
         }
       }
     }
