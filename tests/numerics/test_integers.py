@@ -49,10 +49,11 @@ def test_many_tiles_of_a_block(policy, dtype, tier: str, large: bool, fused: Non
     m, n, k = 2500, 2700, 65
     x, weight = draw(m, k, seed=1, dtype=dtype), draw(n, k, seed=2, dtype=dtype)
     bias, vector = draw(n, seed=3, dtype=dtype), draw(n, seed=4, dtype=dtype)
-    # A factor of 2^40 in one column is not folded, and brings the steps' operands to its tiles.
-    factor = torch.ones(n, device="cuda", dtype=torch.float32)
-    factor[300] = 2.0**40 if large else 0.5
-    steps = (pcf.mul(factor), pcf.relu(), pcf.mul(1 / factor), pcf.add(vector))
+    # Factors of 2^42 in one column are not folded, and bring the steps' operands to its tiles.
+    factor = torch.ones(n, device="cuda", dtype=dtype)
+    factor[300] = 2.0**14 if large else 0.5
+    up, down = 3 * (pcf.mul(factor),), 3 * (pcf.mul(1 / factor),)
+    steps = (*up, pcf.relu(), *down, pcf.add(vector))
     with forced_policy(policy), exact_promotion():
         result = pcf.ops.linear(x, weight, bias, epilogue=steps, precision=tier)
         again = pcf.ops.linear(x, weight, bias, epilogue=steps, precision=tier)
