@@ -110,13 +110,15 @@ __device__ __forceinline__ bool reads_slots(const EpilogueArguments& arguments) 
   return false;
 }
 
-/// Stages what an epilogue reads of its tile's columns; all(x) waits for the kThreads threads and
-/// is whether x holds for all of them. Returns whether every column is plain.
+/// Stages what an epilogue reads of its tile's columns: the multiply-adds, and words and operands
+/// where a step or a row or column that is not plain needs them; rows_plain: no row of the tile is
+/// of those. all(x) waits for the kThreads threads and is whether x holds for all of them. Returns
+/// whether every column is plain.
 template <class Coordinates, int kColumns, int kThreads, class All>
 __device__ __forceinline__ bool stage_columns(const EpilogueArguments& arguments, int first,
-                                              int columns, int thread, int32_t* slots,
-                                              const All& all) {
-  const bool reads_operands = arguments.folded == nullptr || reads_slots(arguments);
+                                              int columns, bool rows_plain, int thread,
+                                              int32_t* slots, const All& all) {
+  const bool reads_operands = arguments.folded == nullptr || !rows_plain || reads_slots(arguments);
   if (reads_operands) {
     stage_operands<Coordinates, kColumns, kThreads>(arguments, first, columns, thread, slots);
   }

@@ -63,6 +63,18 @@ def test_many_tiles_of_a_block(policy, dtype, tier: str, large: bool, fused: Non
 
 
 @every_policy
+def test_rows_that_are_not_finite_among_many_tiles(policy, dtype, tier: str, fused: None) -> None:
+    m, n, k = 2500, 2700, 65
+    x, weight = draw(m, k, seed=1, dtype=dtype), draw(n, k, seed=2, dtype=dtype)
+    bias = draw(n, seed=3, dtype=dtype)
+    x[::500, 7] = torch.nan  # beside rows that are finite, in tiles whose steps were folded
+    with forced_policy(policy), exact_promotion():
+        result = pcf.ops.linear(x, weight, bias, precision=tier)
+    exact = (x.double() @ weight.double().T + bias.double()).to(dtype)
+    torch.testing.assert_close(result, exact, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@every_policy
 def test_batch_norm_in_evaluation(policy, dtype, tier: str, fused: None) -> None:
     x, weight = draw(333, 129, seed=1, dtype=dtype), draw(260, 129, seed=2, dtype=dtype)
     mean = draw(260, seed=3, dtype=torch.float32)

@@ -76,9 +76,10 @@ __device__ __forceinline__ void run_epilogue(const EpilogueArguments& arguments,
                                                 : 2 * arguments.a_exponent;
     rows_plain &= is_plain(row_words[r]);
   }
+  const auto all = [](bool mine) { return bool(__syncthreads_and(mine)); };
   const bool columns_plain = stage_columns<At, Shape::kTileN, Shape::kThreads>(
-      arguments, tile.n * Shape::kTileN, columns, thread, reinterpret_cast<int32_t*>(shared),
-      [](bool mine) { return bool(__syncthreads_and(mine)); });
+      arguments, tile.n * Shape::kTileN, columns, all(rows_plain), thread,
+      reinterpret_cast<int32_t*>(shared), all);
   if (columns_plain && __all_sync(0xffffffffu, rows_plain)) {
     apply_folded(v, row_words, at, kScaleSlot<At>);
     execute(arguments.program, v, at, arguments.affine_steps);

@@ -74,20 +74,22 @@ class ProgramEpilogue {
                             SharedStorage& shared) const {
     constexpr int kThreads = cutlass::NumThreadsPerWarp;
     auto& staged = shared.staged;
-    const int first_column = int(cute::get<1>(block)) * kTileN;
-    const int columns = int(cute::get<1>(problem));
-    const bool plain = stage_columns<Coordinates, kTileN, kThreads>(
-        params_, first_column, columns, lane, staged.slots,
-        [](bool mine) { return bool(__all_sync(0xffffffffu, mine)); });
-    if (lane == 0) staged.columns_plain = plain;
+    const auto all = [](bool mine) { return bool(__all_sync(0xffffffffu, mine)); };
     const int first_row = int(cute::get<0>(block)) * kTileM;
     const int last_row = int(cute::get<0>(problem)) - 1;
+    bool rows_plain = true;
     CUTLASS_PRAGMA_UNROLL
     for (int row = lane; row < kTileM; row += kThreads) {
-      staged.row_words[row] = params_.a_words != nullptr
-                                  ? __ldg(params_.a_words + min(first_row + row, last_row))
-                                  : 2 * params_.a_exponent;
+      const int word = params_.a_words != nullptr
+                           ? __ldg(params_.a_words + min(first_row + row, last_row))
+                           : 2 * params_.a_exponent;
+      rows_plain &= is_plain(word);
+      staged.row_words[row] = word;
     }
+    const bool plain = stage_columns<Coordinates, kTileN, kThreads>(
+        params_, int(cute::get<1>(block)) * kTileN, int(cute::get<1>(problem)), all(rows_plain),
+        lane, staged.slots, all);
+    if (lane == 0) staged.columns_plain = plain;
   }
 
   /// Of the two consumer warpgroups, 16 rows a warp; calls release() once `shared.staged` is read.
