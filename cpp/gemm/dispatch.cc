@@ -22,8 +22,9 @@ int32_t count_affine_steps(const DeviceProgram& program) noexcept {
   for (; count < program.count; ++count) {
     const Step& step = program.steps[count];
     if (!is_affine(step.op) ||
-        (step.operand >= 0 && program.operands[step.operand].row_stride != 0))
+        (step.operand >= 0 && program.operands[step.operand].row_stride != 0)) {
       break;
+    }
   }
   return count;
 }

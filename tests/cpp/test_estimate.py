@@ -76,6 +76,14 @@ def test_few_rows_or_columns_take_no_tensor_cores(kind: Kind) -> None:
         assert plan(*sizes, kind).policy.arch == 90
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_affine_steps_are_folded_once_for_many_tiles(kind: Kind) -> None:
+    many, few = (4096, 4096, 1024), (1024, 1024, 4096)
+    assert "fold" in plan(*many, kind, "batch_norm_eval").describe()
+    assert "fold" not in plan(*few, kind, "batch_norm_eval").describe()
+    assert "fold" not in plan(*many, kind).describe()  # no step that it could fold
+
+
 def test_reductions_and_forced_policies_keep_their_kernels() -> None:
     kind = KINDS[0]
     for tail in TAILS[1:]:

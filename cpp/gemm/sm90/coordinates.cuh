@@ -6,7 +6,8 @@
 
 namespace cutfuse::gemm::sm90 {
 
-/// Of an m64nNk16 tile, of which a warp has 16 rows. What is staged of operands is what fits.
+/// Of an m64nNk16 tile, of which a warp has 16 rows. More operands than these are read step by
+/// step.
 template <int kTileN>
 struct AccumulatorCoordinates : FragmentCoordinates<2, kTileN / 8, kTileN,
                                                     (kTileN == 128   ? 14

@@ -183,7 +183,7 @@ class EpilogueCollective
   using typename Base::StorePipeline;
   using typename Base::StorePipelineState;
   using typename Base::TensorStorage;
-  using LoadPipeline = cutlass::PipelineAsync<1>;  // its state counts tiles
+  using LoadPipeline = cutlass::PipelineAsync<1>;  // its state counts the tiles staged
   using LoadPipelineState = typename LoadPipeline::PipelineState;
   using PipelineStorage = typename LoadPipeline::SharedStorage;
 
@@ -213,9 +213,9 @@ class EpilogueCollective
                             TiledMma, int thread, TensorStorage& storage, int) {
     const int group = thread / cutlass::NumThreadsPerWarpGroup;
     Handing::take(Handing::kFull, group);
+    // The warp that staged had waited for the kernels before this one.
     Base::finish(problem, block, accumulators, thread, storage,
                  [&] { Handing::give(Handing::kEmpty, group); });
-    ++state;
     return cute::make_tuple(state, stored);
   }
 
