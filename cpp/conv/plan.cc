@@ -1,7 +1,6 @@
 /// \file
 /// FusedConvProblem x DeviceProps -> stages and one workspace; run() launches them in order.
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
@@ -208,14 +207,6 @@ int32_t count_affine_steps(const DeviceProgram& program) noexcept {
     if (!affine || (step.operand >= 0 && program.operands[step.operand].col_stride != 0)) break;
   }
   return count;
-}
-
-/// Whether the step is max(lowest, min(highest, v)).
-bool bounds_of(const Step& step, float* lowest, float* highest) noexcept {
-  if (step.op != Op::kRelu && step.op != Op::kClamp) return false;
-  *lowest = step.op == Op::kRelu ? 0.f : step.constants[0];
-  *highest = step.op == Op::kRelu ? std::numeric_limits<float>::infinity() : step.constants[1];
-  return true;
 }
 
 /// Launches the kernel for the program that `params` has.

@@ -20,7 +20,9 @@ std::string FusedPlan::describe() const {
     if (problem_.weight_planes) text += " (the frozen weight has its planes)";
     if (!text.empty()) text += "\n";
   }
-  if (folds_ahead()) text += "fold the program's leading affine steps\n";
+  if (folds_ahead()) text += "fold the program's leading affine steps";
+  if (blocks_that_exchange() != 0) text += ", clear the counts of blocks that have arrived";
+  if (folds_ahead()) text += "\n";
   text += "gemm " + to_string(problem_.gemm);
   if (skinny()) {
     text += ", few rows: summed in fp32 without tensor cores";
@@ -41,8 +43,10 @@ std::string FusedPlan::describe() const {
     text += "\n  epilogue: batch_norm with the running statistics";
   }
   if (training()) {
-    text += "\n  epilogue: batch-norm partials of every 64 rows\n";
-    text += "merge partials, update running statistics\nnormalise in place";
+    text += "\n  epilogue: batch-norm partials of every 64 rows";
+    text += blocks_that_exchange() != 0
+                ? "; a column's blocks wait for each other, merge them and normalise"
+                : "\nmerge partials, update running statistics\nnormalise in place";
   }
   if (reduces_rows()) {
     text += "\n  epilogue: logsumexp partials of every " + std::to_string(policy_.tile_n) +

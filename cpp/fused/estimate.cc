@@ -34,7 +34,10 @@ double skinnys(const FusedProblem& problem, const DeviceProps& device) {
   const auto [parts, steps] = skinny::select_parts(m, n, k, device.sm_count);
   const double out = double(m) * double(n);
   const double bytes = double(m + n) * double(k) * double(size_of(dtype));
-  const double step = std::min(m, n) <= 8 ? 1.2 : k % 4 == 0 ? 1.3 : 2.0;
+  const double step = std::min(m, n) <= 8    ? 1.2
+                      : k % 4 == 0           ? 1.4
+                      : std::min(m, n) <= 12 ? 2.4
+                                             : 1.7;
   return 6.0 + copying(problem.gemm) + std::max(bytes / 3.4e6, step * steps) +
          out * (8.0 * parts + double(size_of(dtype))) / kBandwidth;
 }
@@ -43,10 +46,7 @@ double ours(const FusedProblem& problem, const DeviceProps& device) {
   if (fused::is_skinny(problem)) return skinnys(problem, device);
   const auto [m, n, k, precision, dtype] = problem.gemm;
   const int32_t planes = plane_count(problem.gemm);
-  GemmPolicy policy = select_policy(problem.gemm, device);
-  if (problem.tail == Tail::kNone) {
-    policy.split_k = select_split_k(problem.gemm, policy, device);
-  }
+  const GemmPolicy policy = fused::select_policy(problem, {}, device);
   double time = 6.0 + copying(problem.gemm);
   if (planes > 0) {
     const double split =
@@ -67,7 +67,9 @@ double ours(const FusedProblem& problem, const DeviceProps& device) {
   time += waves * (ceil_div(ceil_div(double(k), 64.0), policy.split_k) * k_tile + epilogue);
   const double out = double(m) * double(n);
   if (policy.split_k > 1) time += kLaunch + out * 4.0 * (policy.split_k + 1) / kBandwidth;
-  if (problem.tail == Tail::kBatchNormTrain) {
+  if (fused::exchanging_blocks(problem, policy, device) != 0) {
+    time += kLaunch + 5.0 * waves;
+  } else if (problem.tail == Tail::kBatchNormTrain) {
     time += 2 * kLaunch + 2.0 * out * double(size_of(dtype)) / kBandwidth;
   }
   if (problem.tail == Tail::kLogSumExp) time += kLaunch;

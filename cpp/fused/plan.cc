@@ -22,19 +22,9 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// Elements between rows of an operand: of its planes, or of the tensor itself.
-/// The program then runs in a pass of its own, and no partials of reductions are emitted.
-bool may_split_k(const FusedProblem& problem, Links links) {
-  return problem.tail == Tail::kNone && !links.writes_planes;
-}
-
 int64_t leading_of(int64_t given, int64_t k) { return given != 0 ? given : ceil_div(k, 8) * 8; }
 
 }  // namespace
-
-bool is_skinny(const FusedProblem& problem) noexcept {
-  const auto [m, n, k, precision, dtype] = problem.gemm;
-  return problem.tail == Tail::kNone && std::min(m, n) <= skinny::kMostRows;
-}
 
 int64_t FusedPlan::partial_count() const {
   return reduces_rows() ? ceil_div(problem_.gemm.n, policy_.tile_n)
@@ -42,6 +32,7 @@ int64_t FusedPlan::partial_count() const {
 }
 
 bool FusedPlan::folds_ahead() const {
+  if (blocks_that_exchange() != 0) return true;  // which also clears the arrivals
   const auto [m, n, k, precision, dtype] = problem_.gemm;
   const Program& program = problem_.program;
   const bool affine = program.count > 0 ? gemm::is_affine(program.steps[0].op)
@@ -85,6 +76,9 @@ Status FusedPlan::lay_out() {
            arena_.add(bytes, &slices_);
   }
   if (folds_ahead()) fits = fits && arena_.add(n * int64_t(sizeof(float2)), &folded_);
+  if (blocks_that_exchange() != 0) {
+    fits = fits && arena_.add(ceil_div(n, policy_.tile_n) * int64_t(sizeof(uint32_t)), &arrivals_);
+  }
   if (!fits) {
     return error(Code::kInvalidValue, "the workspace of %s needs more than 2^63 bytes",
                  to_string(problem_.gemm).c_str());
@@ -226,6 +220,17 @@ Status FusedPlan::bind(const FusedBuffers& buffers, const void* x_planes, void* 
   if (training()) {
     epilogue.partials = at<Moments>(workspace, partials_);
     epilogue.partial_count = partial_count();
+    // One block raises the count of batches: no other may read it, as momentum None does.
+    if (const int32_t blocks = blocks_that_exchange();
+        blocks != 0 && buffers.batch_norm.momentum >= 0.0) {
+      call->blocks = blocks;
+      gemm::MomentExchange& exchange = epilogue.exchange;
+      exchange.arrivals = at<uint32_t>(workspace, arrivals_);
+      exchange.columns = static_cast<int32_t>(ceil_div(n, policy_.tile_n));
+      exchange.expected = static_cast<uint32_t>(gemm::padded_tile_rows(problem_.gemm, policy_));
+      exchange.batch_norm = buffers.batch_norm;
+      has_bounds_only(problem_.after, &exchange.lowest, &exchange.highest);
+    }
   }
   if (splits_k()) {
     epilogue.out = {at<void>(workspace, slices_), slice_row_stride(), DType::kFloat32};
@@ -262,7 +267,8 @@ Status FusedPlan::launch(const FusedBuffers& buffers, const void* x_planes, void
   }
   const auto [m, n, k, precision, dtype] = problem_.gemm;
   gemm::EpilogueArguments& epilogue = call.epilogue;
-  if (folds_ahead() && epilogue.affine_steps > 0) {
+  const bool exchanges = epilogue.exchange.arrivals != nullptr;
+  if (exchanges || (folds_ahead() && epilogue.affine_steps > 0)) {
     auto* folded = at<float2>(buffers.workspace, folded_);
     if (Status status = gemm::fold_columns(epilogue, n, folded, stream); !status.ok()) {
       return status;
@@ -288,7 +294,7 @@ Status FusedPlan::launch(const FusedBuffers& buffers, const void* x_planes, void
     return row_reduce::merge(call.epilogue.row_partials, m, partial_count(), buffers.out.data,
                              buffers.out.dtype, stream);
   }
-  if (!training()) {
+  if (!training() || exchanges) {
     return {};
   }
   return batch_norm::normalise(buffers.out, m, n, call.epilogue.partials, partial_count(),
@@ -302,16 +308,7 @@ Status make(const FusedProblem& problem, const DeviceProps& device, const GemmPo
     FusedProblem canonical = problem;
     canonical.program = canonicalise(problem.program);
     canonical.after = canonicalise(problem.after);
-    const bool splits = forced == nullptr && may_split_k(problem, links);
-    GemmPolicy policy;
-    if (splits && !links.reads_planes && is_skinny(problem)) {
-      const auto [m, n, k, precision, dtype] = problem.gemm;
-      policy.arch = kSkinny;
-      policy.split_k = skinny::select_parts(m, n, k, device.sm_count).parts;
-    } else {
-      policy = forced != nullptr ? *forced : select_policy(problem.gemm, device);
-      if (splits) policy.split_k = select_split_k(problem.gemm, policy, device);
-    }
+    const GemmPolicy policy = forced != nullptr ? *forced : select_policy(problem, links, device);
     auto made = std::make_unique<FusedPlan>(canonical, device, policy, links);
     if (Status status = made->lay_out(); !status.ok()) return status;
     *plan = std::move(made);

@@ -44,6 +44,21 @@ inline constexpr int32_t kSkinny = 0;
 /// Whether a contraction has so few rows or columns that it is planned so.
 bool is_skinny(const FusedProblem& problem) noexcept;
 
+/// Whether the program may run in a pass of its own, after the parts of K are added.
+bool may_split_k(const FusedProblem& problem, Links links) noexcept;
+
+/// Whether `program` is one step at most, and that one bounds.
+bool has_bounds_only(const Program& program, float* lowest, float* highest) noexcept;
+
+/// Blocks of a contraction that also normalises by the batch's statistics, or 0: batch norm is a
+/// pass of its own, as it is where more than bounds follow.
+int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
+                          const DeviceProps& device) noexcept;
+
+/// The policy of a plan for which none is forced.
+GemmPolicy select_policy(const FusedProblem& problem, Links links,
+                         const DeviceProps& device) noexcept;
+
 class FusedPlan final : public Plan {
  public:
   FusedPlan(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy& policy,
@@ -68,7 +83,7 @@ class FusedPlan final : public Plan {
   Links links_;
   Arena arena_;
   int64_t x_planes_ = 0, x_words_ = 0, weight_planes_ = 0, weight_words_ = 0, partials_ = 0;
-  int64_t slices_ = 0, folded_ = 0;
+  int64_t slices_ = 0, folded_ = 0, arrivals_ = 0;
   std::unique_ptr<gemm::Launcher> gemm_;
 
   /// Whether no tensor cores are used: few rows, summed in fp32 as they are.
@@ -84,6 +99,7 @@ class FusedPlan final : public Plan {
   /// Whether the program's first steps are folded before the contraction and not in every tile:
   /// where an SM has one tile at most, another launch would cost more than it saves.
   bool folds_ahead() const;
+  int32_t blocks_that_exchange() const { return exchanging_blocks(problem_, policy_, device_); }
   /// Partials of the tail's reduction, of each column or of each row.
   int64_t partial_count() const;
   Status check(const FusedBuffers& buffers) const noexcept;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "cutfuse/batch_norm.h"
 #include "cutfuse/device.h"
 #include "cutfuse/gemm.h"
 #include "cutfuse/status.h"
@@ -21,6 +22,17 @@ namespace cutfuse::gemm {
 inline constexpr int kMeanOperand = 0;
 inline constexpr int kVarOperand = 1;
 inline constexpr int kBiasOperand = 2;
+
+/// Batch norm of the batch within the contraction: the blocks of a column of tiles run at the same
+/// time, exchange their moments and normalise what they hold. See blocks_of_whole_columns().
+struct MomentExchange {
+  uint32_t* arrivals = nullptr;  ///< [columns of tiles], cleared by fold_columns; null: no exchange
+  int32_t columns = 0;
+  uint32_t expected = 0;  ///< arrivals of a column's blocks
+  BatchNormBuffers batch_norm;
+  float lowest = 0.f;  ///< of what is stored
+  float highest = 0.f;
+};
 
 /// Run-time arguments of the epilogue, part of the kernel's parameters.
 struct EpilogueArguments {
@@ -41,8 +53,10 @@ struct EpilogueArguments {
   bool normalises = false;
   ConstMatrix weight;  ///< [N] at unit column stride; null: 1
   float eps = 0.f;
-  Moments* partials = nullptr;               ///< [N][partial_count] or null: no statistics
-  int64_t partial_count = 0;                 ///< ceil(M / kPartialRows)
+  /// [N][partial_count], or [partial_count][N] where they are exchanged; null: no statistics.
+  Moments* partials = nullptr;
+  int64_t partial_count = 0;  ///< ceil(M / kPartialRows)
+  MomentExchange exchange;
   LogSumExpPartial* row_partials = nullptr;  ///< [M][ceil(N / tile N)]; not null: no other result
   Matrix out;
   int32_t out_planes = 0;  ///< not 0: out is the first of that many planes at kBoundedExponent
@@ -57,7 +71,7 @@ int32_t count_affine_steps(const DeviceProgram& program) noexcept;
 
 /// Writes the multiply-adds of `columns` columns, once for all tiles: in a tile the steps' loads
 /// and fp64 would take 1.6 us of 128 columns and 3.2 of 256 (five operands; H200). A scale that is
-/// not a number marks a column that is not plain, see fold.cuh.
+/// not a number marks a column that is not plain, see fold.cuh. Clears the exchange's arrivals.
 Status fold_columns(const EpilogueArguments& arguments, int64_t columns, float2* folded,
                     void* stream) noexcept;
 
@@ -70,7 +84,16 @@ struct GemmCall {
   const void* b_planes = nullptr;
   EpilogueArguments epilogue;
   float promotion = 1.f;
+  int32_t blocks = 0;  ///< 0: as many as the waves need
 };
+
+/// Tiles along M that a launch has: whole clusters.
+int64_t padded_tile_rows(const GemmProblem& problem, const GemmPolicy& policy) noexcept;
+
+/// Blocks of a launch in which every column of tiles is in one wave, so that its blocks may wait
+/// for each other; 0 where this would take more waves or the kernel cannot.
+int32_t blocks_of_whole_columns(const GemmProblem& problem, const GemmPolicy& policy,
+                                const DeviceProps& device) noexcept;
 
 /// Elements between rows of A's and B's planes or tensors: multiples of 8.
 struct OperandLayout {

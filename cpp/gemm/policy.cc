@@ -124,6 +124,25 @@ GemmPolicy select_policy(const GemmProblem& problem, const DeviceProps& device) 
   return policy;
 }
 
+int64_t gemm::padded_tile_rows(const GemmProblem& problem, const GemmPolicy& policy) noexcept {
+  return ceil_div(ceil_div(problem.m, policy.tile_m), policy.cluster_m) * policy.cluster_m;
+}
+
+int32_t gemm::blocks_of_whole_columns(const GemmProblem& problem, const GemmPolicy& policy,
+                                      const DeviceProps& device) noexcept {
+  constexpr int64_t kMostRows = 16;  // tiles: more would stream A through L2 for every column
+  const int64_t rows = padded_tile_rows(problem, policy);
+  if (policy.arch != 90 || policy.raster != Raster::kAlongM || policy.swizzle != 1 ||
+      policy.split_k != 1 || rows > std::min<int64_t>(kMostRows, device.sm_count)) {
+    return 0;
+  }
+  const int64_t columns = ceil_div(problem.n, policy.tile_n);
+  const int64_t waves = ceil_div(columns, device.sm_count / rows);
+  // A pass over the result costs more than one wave of 32.
+  if (32 * waves > 33 * ceil_div(rows * columns, device.sm_count)) return 0;
+  return static_cast<int32_t>(rows * ceil_div(columns, waves));
+}
+
 Status check_policy(const GemmProblem& problem, const GemmPolicy& policy) noexcept {
   const gemm::Instance* instance = gemm::find_instance(policy);
   CUTFUSE_CHECK(instance != nullptr, Code::kNotSupported,

@@ -1,5 +1,7 @@
 #include "program/device_program.h"
 
+#include <limits>
+
 #include "core/status.h"
 
 namespace cutfuse {
@@ -28,6 +30,28 @@ void append(Op op, int32_t operand, DeviceProgram* bound) noexcept {
   step.op = op;
   step.operand = operand;
   bound->steps[bound->count++] = step;
+}
+
+bool bounds_of(const Step& step, float* lowest, float* highest) noexcept {
+  *lowest = -std::numeric_limits<float>::infinity();
+  *highest = std::numeric_limits<float>::infinity();
+  switch (step.op) {
+    case Op::kRelu:
+      *lowest = 0.f;
+      return true;
+    case Op::kMaximum:
+      *lowest = step.constants[0];
+      return true;
+    case Op::kMinimum:
+      *highest = step.constants[0];
+      return true;
+    case Op::kClamp:
+      *lowest = step.constants[0];
+      *highest = step.constants[1];
+      return true;
+    default:
+      return false;
+  }
 }
 
 }  // namespace cutfuse

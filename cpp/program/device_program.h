@@ -21,6 +21,9 @@ struct DeviceProgram {
 Status append(const Program& program, const Operand* operands, int32_t operand_count,
               DeviceProgram* bound) noexcept;
 
+/// Whether the step is min(highest, max(lowest, v)), and these bounds.
+bool bounds_of(const Step& step, float* lowest, float* highest) noexcept;
+
 /// Appends one binary step that reads operand `operand`, an index into bound->operands.
 void append(Op op, int32_t operand, DeviceProgram* bound) noexcept;
 

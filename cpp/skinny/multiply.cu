@@ -12,10 +12,15 @@
 namespace cutfuse::skinny {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kColumns = 4;  // rows of the large operand that a warp takes at once
-constexpr int kGroup = 4;    // elements that a lane takes of each
+constexpr int kBlockColumns = 32;  // rows of the large operand that a block takes at once
+constexpr int kGroup = 4;          // elements that a lane takes of each
 constexpr int kStep = 32 * kGroup;
+
+/// And a warp. Many rows of the small one would be read from shared memory for few sums.
+constexpr int columns_of_warp(int rows) { return rows > 8 ? 8 : 4; }
+
+/// Blocks of an SM, of which registers allow no more.
+constexpr int blocks_of_sm(int64_t rows) { return rows > 12 ? 2 : 3; }
 
 struct Rows {
   const void* data;
@@ -59,6 +64,17 @@ __device__ __forceinline__ int shift_of(const T* row) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kGroup);
 }
 
+/// Shifts of consecutive rows; of rows that do not exist, whose sums nobody reads, any number.
+template <class T>
+struct Shifts {
+  int first, stride;
+
+  __device__ Shifts(const Rows& rows, int64_t row)
+      : first(shift_of(static_cast<const T*>(rows.data) + row * rows.row_stride)),
+        stride(static_cast<int>(rows.row_stride % kGroup)) {}
+  __device__ int operator[](int i) const { return (first + i * stride) & (kGroup - 1); }
+};
+
 /// A warp has kStep elements from k on of a row brought to shared memory, zeros from `end` on.
 template <class T, Reading kReading>
 __device__ __forceinline__ void bring(T* to, const T* row, int64_t stride, int64_t k, int64_t end) {
@@ -73,6 +89,17 @@ __device__ __forceinline__ void bring(T* to, const T* row, int64_t stride, int64
     }
     copy_async<kEach* int(sizeof(T))>(to + i, from, left * int(sizeof(T)));
   }
+}
+
+/// The same where all kStep elements exist; not for kStrided. `from` is the lane's own first one.
+template <class T, Reading kReading>
+__device__ __forceinline__ void bring_whole(T* to, const T* from) {
+  constexpr int kEach = 16 / int(sizeof(T));
+  const int lane = threadIdx.x % 32;
+  if constexpr (kReading == Reading::kShifted) {
+    from = reinterpret_cast<const T*>(reinterpret_cast<uintptr_t>(from) & ~uintptr_t(15));
+  }
+  if (kStep >= 32 * kEach || lane < kStep / kEach) copy_async<16>(to + lane * kEach, from, 16);
 }
 
 /// A lane's elements of a step of a row.
@@ -113,8 +140,10 @@ __device__ __forceinline__ void reduce(float (&v)[kAll]) {
 /// A warp sums kColumns rows of `many` with kRows of `few`, lanes along K. Both come to shared
 /// memory ahead of their use, those of `few` for all warps of the block.
 template <class T, int kRows, Reading kReading>
-__global__ void __launch_bounds__(32 * kWarps, kRows > 8 ? 2 : 3)
+__global__ void __launch_bounds__(32 * kBlockColumns / columns_of_warp(kRows), blocks_of_sm(kRows))
     multiply_kernel(const __grid_constant__ Work work) {
+  constexpr int kColumns = columns_of_warp(kRows);
+  constexpr int kWarps = kBlockColumns / kColumns;
   constexpr int kStages = sizeof(T) == 4 ? 2 : 4;  // more of fp32 gain nothing
   __shared__ alignas(16) T few_ring[kStages][kRows][kStep];
   __shared__ alignas(16) T many_ring[kStages][kWarps * kColumns][kStep];
@@ -128,7 +157,26 @@ __global__ void __launch_bounds__(32 * kWarps, kRows > 8 ? 2 : 3)
   const auto row_of = [](const Rows& rows, int64_t at) {
     return static_cast<const T*>(rows.data) + min(at, rows.count - 1) * rows.row_stride;
   };
+  const T* first_column = static_cast<const T*>(work.many.data) + column0 * work.many.row_stride;
+  const bool columns_exist = column0 + kColumns <= work.many.count;
   const auto bring_step = [&](int64_t k, int slot) {
+    if (kReading != Reading::kStrided && columns_exist && k + kStep <= end) {
+      const int64_t own = k + lane * (16 / int(sizeof(T)));
+#pragma unroll
+      for (int i = 0; i < (kRows + kWarps - 1) / kWarps; ++i) {
+        const int r = warp + i * kWarps;
+        if (kRows % kWarps != 0 && r >= kRows) break;
+        bring_whole<T, kReading>(few_ring[slot][r], row_of(work.few, row0 + r) + own);
+      }
+      const T* from = first_column + own;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        bring_whole<T, kReading>(many_ring[slot][warp * kColumns + c], from);
+        from += work.many.row_stride;
+      }
+      commit_copies();
+      return;
+    }
     for (int r = warp; r < kRows; r += kWarps) {
       bring<T, kReading>(few_ring[slot][r], row_of(work.few, row0 + r), work.few.col_stride, k,
                          end);
@@ -141,6 +189,8 @@ __global__ void __launch_bounds__(32 * kWarps, kRows > 8 ? 2 : 3)
     commit_copies();
   };
 
+  const Shifts<T> few_shifts(work.few, row0);
+  const Shifts<T> many_shifts(work.many, column0);
   float sum[kRows * kColumns] = {};
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) bring_step(begin + s * kUsed<kReading>, s);
@@ -152,13 +202,12 @@ __global__ void __launch_bounds__(32 * kWarps, kRows > 8 ? 2 : 3)
     float w[kColumns][kGroup];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      const int shift = shift_of(row_of(work.many, column0 + c));
-      read<T, kReading>(many_ring[slot][warp * kColumns + c], shift, w[c]);
+      read<T, kReading>(many_ring[slot][warp * kColumns + c], many_shifts[c], w[c]);
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float x[kGroup];
-      read<T, kReading>(few_ring[slot][r], shift_of(row_of(work.few, row0 + r)), x);
+      read<T, kReading>(few_ring[slot][r], few_shifts[r], x);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         float& total = sum[r * kColumns + c];
@@ -189,10 +238,11 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class T, int kRows, Reading kReading>
 Status launch_rows(const Work& work, int32_t parts, void* stream) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(work.many.count, kWarps * kColumns)),
+  const dim3 grid(static_cast<unsigned>(ceil_div(work.many.count, kBlockColumns)),
                   static_cast<unsigned>(parts),
                   static_cast<unsigned>(ceil_div(work.few.count, kRows)));
-  return launch(multiply_kernel<T, kRows, kReading>, grid, 32 * kWarps, 0, stream, work);
+  constexpr int kThreads = 32 * kBlockColumns / columns_of_warp(kRows);
+  return launch(multiply_kernel<T, kRows, kReading>, grid, kThreads, 0, stream, work);
 }
 
 template <class T, Reading kReading>
@@ -202,6 +252,7 @@ Status launch_reading(const Work& work, int32_t parts, void* stream) {
   if (rows == 2) return launch_rows<T, 2, kReading>(work, parts, stream);
   if (rows <= 4) return launch_rows<T, 4, kReading>(work, parts, stream);
   if (rows <= 8) return launch_rows<T, 8, kReading>(work, parts, stream);
+  if (rows <= 12) return launch_rows<T, 12, kReading>(work, parts, stream);
   return launch_rows<T, 16, kReading>(work, parts, stream);
 }
 
@@ -222,8 +273,8 @@ Status launch_floats(const Work& work, int32_t parts, void* stream) {
 }  // namespace
 
 Shares select_parts(int64_t m, int64_t n, int64_t k, int32_t sm_count) noexcept {
-  const int64_t blocks = ceil_div(std::max(m, n), kWarps * kColumns);
-  const int64_t at_once = int64_t(sm_count) * (std::min(m, n) > 8 ? 2 : 3);
+  const int64_t blocks = ceil_div(std::max(m, n), kBlockColumns);
+  const int64_t at_once = int64_t(sm_count) * blocks_of_sm(std::min(m, n));
   Shares best{1, 0.0};
   // The second pass reads at most 16 slices; a part shorter than 512 of K is not worth one.
   for (int32_t parts = 1; parts <= 16; ++parts) {

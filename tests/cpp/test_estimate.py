@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+import pycutfuse as pcf
 from pycutfuse.bench import host
-from pycutfuse.program import EMPTY
+from pycutfuse.program import EMPTY, Encoded, encode
 from pycutfuse.support import Problem, fused_problem
 from pycutfuse.testing.forcing import KINDS, Kind
 
@@ -54,10 +55,18 @@ def test_the_reason_has_the_sizes_and_both_times(kind: Kind) -> None:
     assert "us)" in reason
 
 
-def plan(m: int, n: int, k: int, kind: Kind, tail: str = "none", policy: Any = None) -> Any:
+def plan(
+    m: int,
+    n: int,
+    k: int,
+    kind: Kind,
+    tail: str = "none",
+    policy: Any = None,
+    after: Encoded = EMPTY,
+) -> Any:
     dtype, tier = kind
     leading = (0, 0) if dtype is torch.float32 else (8 * math.ceil(k / 8),) * 2
-    problem = Problem(m, n, k, EMPTY, tail, EMPTY, tier, dtype, False, *leading, 0)
+    problem = Problem(m, n, k, EMPTY, tail, after, tier, dtype, False, *leading, 0)
     return _C.make_plan(fused_problem(problem), _C.DeviceProps(), policy)
 
 
@@ -82,6 +91,24 @@ def test_affine_steps_are_folded_once_for_many_tiles(kind: Kind) -> None:
     assert "fold" in plan(*many, kind, "batch_norm_eval").describe()
     assert "fold" not in plan(*few, kind, "batch_norm_eval").describe()
     assert "fold" not in plan(*many, kind).describe()  # no step that it could fold
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_blocks_exchange_moments_where_columns_of_tiles_fit_a_wave(kind: Kind) -> None:
+    def exchanges(m: int, n: int, after: tuple[pcf.Step, ...] = ()) -> bool:
+        found = plan(m, n, 1024, kind, "batch_norm_train", after=encode(after))
+        waits = "wait for each other" in found.describe()
+        assert waits != ("normalise in place" in found.describe())
+        assert not waits or found.policy.swizzle == 1
+        return waits
+
+    assert exchanges(1024, 8192)
+    assert exchanges(2, 100)
+    assert exchanges(2048, 300, after=(pcf.relu(),))
+    assert exchanges(300, 300, after=(pcf.clamp(-1.0, 1.0),))
+    assert not exchanges(2049, 8192)
+    assert not exchanges(1024, 8192, after=(pcf.sigmoid(),))
+    assert not exchanges(1024, 8192, after=(pcf.relu(), pcf.mul(2.0)))
 
 
 def test_reductions_and_forced_policies_keep_their_kernels() -> None:

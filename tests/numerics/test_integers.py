@@ -118,6 +118,18 @@ def test_ones_count_to_k(dtype: torch.dtype, tier: str, cuda: torch.device, fuse
             assert bool((pcf.ops.linear(x, weight, precision=tier) == exact).all())
 
 
+@pytest.mark.parametrize("k", [300, 1027, 2048, 2050, 4099, 8190, 16383, 16387])
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+def test_rows_that_start_anywhere(k: int, offset: int, cuda: torch.device, fused: None) -> None:
+    m = 20 if k > 2048 else 5000
+    x = draw(m * k + offset, seed=1, dtype=torch.float32)[offset:].view(m, k)
+    weight = draw(33 * (k + 3) + offset, seed=2, dtype=torch.float32)[offset:].view(33, k + 3)
+    for tier in ("ieee", "tf32"):
+        with exact_promotion(), guarded():
+            result = pcf.ops.linear(x, weight[:, :k], precision=tier)
+        assert torch.equal(result, (x.double() @ weight[:, :k].double().T).float())
+
+
 @pytest.mark.parametrize(("dtype", "tier"), kinds_of(None)[2:], ids=repr)
 def test_a_policy_of_another_kind_is_refused(dtype, tier: str, cuda: torch.device) -> None:
     x = torch.ones(64, 64, device=cuda, dtype=dtype)

@@ -11,7 +11,8 @@ pytestmark = pytest.mark.cuda
 
 KINDS = pytest.mark.parametrize("kind", kinds_of(None), ids=str)
 # Rows and columns: each kernel's number of rows and one more, either operand the small one.
-SIZES = [(1, 33), (2, 200), (3, 31), (4, 4), (5, 1000), (8, 65), (9, 300), (16, 128), (16, 1)]
+SIZES = [(1, 33), (2, 200), (3, 31), (4, 4), (5, 1000), (8, 65), (9, 300), (12, 77), (13, 90)]
+SIZES += [(16, 128), (16, 1)]
 SIZES += [(n, m) for m, n in SIZES if m != n] + [(16, 17), (1, 1)]
 DEPTHS = (64, 65, 127, 512, 1030, 4099)
 

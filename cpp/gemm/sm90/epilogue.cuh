@@ -16,6 +16,7 @@
 #include "gemm/launcher.h"
 #include "gemm/repair.cuh"
 #include "gemm/sm90/coordinates.cuh"
+#include "gemm/sm90/exchange.cuh"
 #include "gemm/sm90/partials.cuh"
 #include "gemm/sm90/store.cuh"
 #include "gemm/stage.cuh"
@@ -108,17 +109,22 @@ class ProgramEpilogue {
                          cute::cast_smem_ptr_to_uint(staged.slots) + lane % 4 * 8};
     const int (&rows)[kTileM] = staged.row_words;
     const int row_words[2] = {rows[warp * 16 + lane / 4], rows[warp * 16 + lane / 4 + 8]};
+    int step = 0;
     if (staged.columns_plain &&
         __all_sync(0xffffffffu, is_plain(row_words[0]) && is_plain(row_words[1]))) {
       apply_folded(v, row_words, at, kScaleSlot<Coordinates>);
-      execute(params_.program, v, at, params_.affine_steps);
-    } else {
-      if (params_.b_words != nullptr && unscale(v, row_words, at)) {
-        repair(v, at, params_, lane);
-      }
-      execute(params_.program, v, at);
+      step = params_.affine_steps;
+    } else if (params_.b_words != nullptr && unscale(v, row_words, at)) {
+      repair(v, at, params_, lane);
     }
+    auto* group_storage = &storage.warps[warp / 4 * 4];
+    execute(params_.program, v, at, step);
     release();
+    if (params_.exchange.arrivals != nullptr) {
+      // Not apart: chunks of values that live on and are selected by a loop would be spilled.
+      store_moments<false>(v, at, thread, group_storage, params_.partials, 1, at.columns);
+      normalise_together(v, at, thread, int(cute::get<1>(block)), storage.warps, params_);
+    }
     auto& boxes = storage.warps[warp];
     if (params_.row_partials != nullptr) {
       store_row_partials(v, at, int(cute::get<1>(block)), (at.columns + kTileN - 1) / kTileN,
@@ -136,9 +142,9 @@ class ProgramEpilogue {
     } else {
       store_narrow_boxes(v, at, lane, &params_.out_map, params_.out.dtype, boxes);
     }
-    if (params_.partials != nullptr) {
-      store_moments(v, at, thread, &storage.warps[warp / 4 * 4], params_.partials,
-                    params_.partial_count);
+    if (params_.partials != nullptr && params_.exchange.arrivals == nullptr) {
+      store_moments<(kTileN > 192)>(v, at, thread, group_storage, params_.partials,
+                                    params_.partial_count, 1);
     }
   }
 
@@ -147,25 +153,30 @@ class ProgramEpilogue {
 };
 
 /// The staged operands change hands by named barriers of a consumer warpgroup and the producer's
-/// epilogue warp, one for each direction: a warp that has waited for an mbarrier for most of a tile
-/// wakes too late (1.0 to 1.5 us a tile; H200).
-struct Handing {
+/// epilogue warp, the stager: a warp that has waited for an mbarrier for most of a tile wakes too
+/// late (1.0 to 1.5 us a tile; H200). Having read them a warpgroup waits for the stager, which is
+/// there already, as merely arriving orders no reads.
+struct Staging {
   static constexpr int kThreads = cutlass::NumThreadsPerWarpGroup + cutlass::NumThreadsPerWarp;
   static constexpr int kGroups = 2;
-  static constexpr uint32_t kFull = 4;
-  static constexpr uint32_t kEmpty = kFull + kGroups;
+  static constexpr uint32_t kStaged = 4;
+  static constexpr uint32_t kRead = kStaged + kGroups;
 
-  CUTLASS_DEVICE static void give(uint32_t barrier, int group) {
-    cutlass::arch::NamedBarrier::arrive(kThreads, barrier + group);
+  CUTLASS_DEVICE static void say_staged() {
+    for (int group = 0; group < kGroups; ++group) {
+      cutlass::arch::NamedBarrier::arrive(kThreads, kStaged + group);
+    }
   }
-  CUTLASS_DEVICE static void take(uint32_t barrier, int group) {
-    cutlass::arch::NamedBarrier::sync(kThreads, barrier + group);
+  CUTLASS_DEVICE static void wait_until_staged(int group) {
+    cutlass::arch::NamedBarrier::sync(kThreads, kStaged + group);
   }
-  CUTLASS_DEVICE static void take_from_all(uint32_t barrier) {
-    for (int group = 0; group < kGroups; ++group) take(barrier, group);
+  CUTLASS_DEVICE static void say_read(int group) {
+    cutlass::arch::NamedBarrier::sync(kThreads, kRead + group);
   }
-  CUTLASS_DEVICE static void give_to_all(uint32_t barrier) {
-    for (int group = 0; group < kGroups; ++group) give(barrier, group);
+  CUTLASS_DEVICE static void wait_until_read() {
+    for (int group = 0; group < kGroups; ++group) {
+      cutlass::arch::NamedBarrier::sync(kThreads, kRead + group);
+    }
   }
 };
 
@@ -193,15 +204,15 @@ class EpilogueCollective
   CUTLASS_DEVICE auto load(LoadPipeline, LoadPipelineState state, const ProblemShape& problem,
                            BlockShape, const BlockCoord& block, TiledMma, int lane,
                            TensorStorage& storage, int) {
-    if (state.count() > 0) Handing::take_from_all(Handing::kEmpty);
+    if (state.count() > 0) Staging::wait_until_read();
     Base::stage(problem, block, lane, storage);
-    Handing::give_to_all(Handing::kFull);
+    Staging::say_staged();
     ++state;
     return state;
   }
 
   CUTLASS_DEVICE auto load_tail(LoadPipeline, LoadPipelineState state) {
-    if (state.count() > 0) Handing::take_from_all(Handing::kEmpty);
+    if (state.count() > 0) Staging::wait_until_read();
     return state;
   }
 
@@ -212,10 +223,9 @@ class EpilogueCollective
                             const BlockCoord& block, cute::Tensor<Engine, Layout>& accumulators,
                             TiledMma, int thread, TensorStorage& storage, int) {
     const int group = thread / cutlass::NumThreadsPerWarpGroup;
-    Handing::take(Handing::kFull, group);
+    Staging::wait_until_staged(group);
     // The warp that staged had waited for the kernels before this one.
-    Base::finish(problem, block, accumulators, thread, storage,
-                 [&] { Handing::give(Handing::kEmpty, group); });
+    Base::finish(problem, block, accumulators, thread, storage, [&] { Staging::say_read(group); });
     return cute::make_tuple(state, stored);
   }
 

@@ -68,20 +68,24 @@ class Sm90Gemm final : public Launcher {
       }
     }
 
-    cudaLaunchAttribute attributes[2]{};
+    if (call.blocks != 0) params.hw_info.sm_count = call.blocks;
+    cudaLaunchAttribute attributes[3]{};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = kClusterM;
     attributes[0].val.clusterDim.y = 1;
     attributes[0].val.clusterDim.z = 1;
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    // Blocks that wait for each other must all be resident.
+    attributes[2].id = cudaLaunchAttributeCooperative;
+    attributes[2].val.cooperative = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = Kernel::get_grid_shape(params);
     config.blockDim = Kernel::get_block_shape();
     config.dynamicSmemBytes = kSharedBytes;
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = attributes;
-    config.numAttrs = 2;
+    config.numAttrs = call.epilogue.exchange.arrivals != nullptr ? 3 : 2;
     CUTFUSE_CUDA(cudaLaunchKernelEx(&config, cutlass::device_kernel<Kernel>, params));
     return {};
   }

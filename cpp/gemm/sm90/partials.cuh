@@ -17,12 +17,14 @@ CUTLASS_DEVICE float rows_inside(int first, int rows) {
   return static_cast<float>(min(max(rows - first, 0), 16));
 }
 
-/// (mean, M2) of each column over the warpgroup's 64 rows -> partials[column][row / 64].
-template <int kTileN>
+/// (mean, M2) of each column over the warpgroup's 64 rows -> partials, by `column_stride` and, of
+/// 64 rows, `block_stride`.
+/// kApart as of for_each_chunk.
+template <bool kApart, int kTileN>
 CUTLASS_DEVICE void store_moments(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
                                   const AccumulatorCoordinates<kTileN>& at, int thread,
                                   WarpStorage<kTileN>* warps, Moments* partials,
-                                  int64_t partial_count) {
+                                  int64_t column_stride, int64_t block_stride) {
   cute::tma_store_wait<0>();  // the boxes lie where the moments go
   __syncwarp();
   const int warp = thread / 32 % 4;
@@ -30,7 +32,7 @@ CUTLASS_DEVICE void store_moments(const float (&v)[AccumulatorCoordinates<kTileN
   // A lane's 16 columns at a time: their moments take 32 registers beside the values.
   constexpr int kAtOnce = 8;
   constexpr int kPairs = AccumulatorCoordinates<kTileN>::kColumnPairs;
-  executor::for_each_chunk<(kTileN > 192), kPairs / kAtOnce>([&](int chunk) {
+  executor::for_each_chunk<kApart, kPairs / kAtOnce>([&](int chunk) {
     const int first = chunk * kAtOnce;
     const auto& values = *reinterpret_cast<const float (*)[4 * kAtOnce]>(&v[4 * first]);
     Moments columns[kAtOnce / 4];
@@ -53,10 +55,10 @@ CUTLASS_DEVICE void store_moments(const float (&v)[AccumulatorCoordinates<kTileN
       count += other;
     }
     if (first_column + n < at.columns && first_row < at.rows) {
-      partials[int64_t(first_column + n) * partial_count + first_row / 64] = merged;
+      partials[(first_column + n) * column_stride + first_row / 64 * block_stride] = merged;
     }
   }
-  sync_group(thread);  // the next tile's boxes lie where the moments are
+  sync_group(thread);  // boxes lie where the moments are
 }
 
 /// (max, sum of exponentials) of each row over the tile's columns -> partials[row][tile].

@@ -1,0 +1,120 @@
+/// \file
+/// Batch norm within the contraction: the blocks of a column of tiles exchange their moments.
+#pragma once
+
+#include <cutlass/cutlass.h>
+
+#include <cuda/atomic>
+
+#include "batch_norm/statistics.cuh"
+#include "gemm/launcher.h"
+#include "gemm/sm90/coordinates.cuh"
+#include "gemm/sm90/store.cuh"
+#include "gemm/unscale.cuh"
+
+namespace cutfuse::gemm::sm90 {
+
+inline constexpr int kConsumers = 2 * cutlass::NumThreadsPerWarpGroup;
+
+/// By the barrier of the mainloop's turns, which nobody waits for between two tiles.
+CUTLASS_DEVICE void sync_consumers() { cutlass::arch::NamedBarrier::sync(kConsumers, 0u); }
+
+/// Says that this block's partials are in memory, and waits for those of its column of tiles.
+CUTLASS_DEVICE void meet(const MomentExchange& exchange, int tile_column, int thread) {
+  sync_consumers();
+  if (thread == 0) {
+    cuda::atomic_ref<uint32_t, cuda::thread_scope_device> arrivals(exchange.arrivals[tile_column]);
+    arrivals.fetch_add(1, cuda::memory_order_release);
+    while (arrivals.load(cuda::memory_order_acquire) < exchange.expected) {
+    }
+  }
+  sync_consumers();
+}
+
+struct MergedMoments {
+  double mean;
+  double m2;
+};
+
+/// Moments of all rows of `column`: sums of the partials' distances from the first one, in fp64.
+CUTLASS_DEVICE MergedMoments merge_partials(const EpilogueArguments& arguments, int64_t column,
+                                            int64_t rows, int64_t columns) {
+  const auto read = [&](int64_t p) {
+    const auto raw =
+        __ldcg(reinterpret_cast<const float2*>(arguments.partials) + p * columns + column);
+    return Moments{raw.x, raw.y};
+  };
+  const double origin = read(0).mean;
+  double sum = 0.0;
+  double squares = 0.0;
+#pragma unroll 8
+  for (int64_t p = 0; p < arguments.partial_count; ++p) {
+    const Moments partial = read(p);
+    const double count = batch_norm::rows_of_partial(p, rows);
+    const double delta = partial.mean - origin;
+    sum += count * delta;
+    squares += partial.m2 + count * delta * delta;
+  }
+  const auto n = static_cast<double>(rows);
+  const double m2 = squares - sum * sum / n;
+  return {origin + sum / n, m2 < 0.0 ? 0.0 : m2};  // NaN stays
+}
+
+/// v = batch_norm(v), within bounds, with the statistics of all rows, whose partials the blocks
+/// have stored. The first block of a column of tiles writes them and updates the running ones.
+template <int kTileN>
+CUTLASS_DEVICE void normalise_together(float (&v)[AccumulatorCoordinates<kTileN>::kSize],
+                                       const AccumulatorCoordinates<kTileN>& at, int thread,
+                                       int tile_column, WarpStorage<kTileN>* warps,
+                                       const EpilogueArguments& arguments) {
+  using Coordinates = AccumulatorCoordinates<kTileN>;
+  constexpr int kRows = Coordinates::kRows;
+  struct Terms {
+    float mean[kTileN], scale[kTileN], shift[kTileN];
+  };
+  static_assert(sizeof(Terms) <= kConsumers / 32 * sizeof(WarpStorage<kTileN>));
+  auto& terms = *reinterpret_cast<Terms*>(warps);
+  const MomentExchange& exchange = arguments.exchange;
+  const BatchNormBuffers& bn = exchange.batch_norm;
+  meet(exchange, tile_column, thread);
+  const int lane = thread % 32;
+  const int first_column = at.column0 - lane % 4 * 2;
+  const bool writes = at.row0 - lane / 4 - thread / 32 * 16 == 0;
+  if (writes && thread == 0 && tile_column == 0 && bn.num_batches_tracked != nullptr) {
+    ++*bn.num_batches_tracked;
+  }
+#pragma unroll 1
+  for (int n = thread; n < kTileN; n += kConsumers) {
+    const int column = min(first_column + n, at.columns - 1);
+    const auto [mean, m2] = merge_partials(arguments, column, at.rows, at.columns);
+    const float inverse = batch_norm::inverse_deviation(m2, at.rows, bn.eps);
+    const auto affine = [&](const void* values, float otherwise) {
+      return values != nullptr ? load_value(values, column, bn.affine_dtype) : otherwise;
+    };
+    terms.mean[n] = static_cast<float>(mean);
+    terms.scale[n] = inverse * affine(bn.weight, 1.f);
+    terms.shift[n] = affine(bn.bias, 0.f);
+    if (writes && first_column + n < at.columns) {
+      batch_norm::write_statistics(column, mean, m2, at.rows, bn);
+    }
+  }
+  sync_consumers();
+  const auto bounded = [&](float value) {
+    return minimum(maximum(value, exchange.lowest), exchange.highest);
+  };
+  for_each_pair<Coordinates>([&](int j) {
+    const int n = 8 * j + lane % 4 * 2;
+    const float2 mean = *reinterpret_cast<const float2*>(&terms.mean[n]);
+    const float2 scale = *reinterpret_cast<const float2*>(&terms.scale[n]);
+    const float2 shift = *reinterpret_cast<const float2*>(&terms.shift[n]);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float* pair = &v[(j * kRows + r) * 2];
+      pair[0] = bounded(fmaf(pair[0] - mean.x, scale.x, shift.x));
+      pair[1] = bounded(fmaf(pair[1] - mean.y, scale.y, shift.y));
+    }
+  });
+  sync_consumers();  // boxes lie where the terms are
+}
+
+}  // namespace cutfuse::gemm::sm90
