@@ -21,7 +21,7 @@ std::string FusedPlan::describe() const {
     if (!text.empty()) text += "\n";
   }
   if (folds_ahead()) text += "fold the program's leading affine steps";
-  if (blocks_that_exchange() != 0) text += ", clear the counts of blocks that have arrived";
+  if (exchanging_blocks_ != 0) text += ", clear the counts of blocks that have arrived";
   if (folds_ahead()) text += "\n";
   text += "gemm " + to_string(problem_.gemm);
   if (skinny()) {
@@ -44,7 +44,7 @@ std::string FusedPlan::describe() const {
   }
   if (training()) {
     text += "\n  epilogue: batch-norm partials of every 64 rows";
-    text += blocks_that_exchange() != 0
+    text += exchanging_blocks_ != 0
                 ? "; a column's blocks wait for each other, merge them and normalise"
                 : "\nmerge partials, update running statistics\nnormalise in place";
   }

@@ -32,7 +32,7 @@ int64_t FusedPlan::partial_count() const {
 }
 
 bool FusedPlan::folds_ahead() const {
-  if (blocks_that_exchange() != 0) return true;  // which also clears the arrivals
+  if (exchanging_blocks_ != 0) return true;  // which also clears the arrivals
   const auto [m, n, k, precision, dtype] = problem_.gemm;
   const Program& program = problem_.program;
   const bool affine = program.count > 0 ? gemm::is_affine(program.steps[0].op)
@@ -76,7 +76,7 @@ Status FusedPlan::lay_out() {
            arena_.add(bytes, &slices_);
   }
   if (folds_ahead()) fits = fits && arena_.add(n * int64_t(sizeof(float2)), &folded_);
-  if (blocks_that_exchange() != 0) {
+  if (exchanging_blocks_ != 0) {
     fits = fits && arena_.add(ceil_div(n, policy_.tile_n) * int64_t(sizeof(uint32_t)), &arrivals_);
   }
   if (!fits) {
@@ -221,9 +221,8 @@ Status FusedPlan::bind(const FusedBuffers& buffers, const void* x_planes, void* 
     epilogue.partials = at<Moments>(workspace, partials_);
     epilogue.partial_count = partial_count();
     // One block raises the count of batches: no other may read it, as momentum None does.
-    if (const int32_t blocks = blocks_that_exchange();
-        blocks != 0 && buffers.batch_norm.momentum >= 0.0) {
-      call->blocks = blocks;
+    if (exchanging_blocks_ != 0 && buffers.batch_norm.momentum >= 0.0) {
+      call->blocks = exchanging_blocks_;
       gemm::MomentExchange& exchange = epilogue.exchange;
       exchange.arrivals = at<uint32_t>(workspace, arrivals_);
       exchange.columns = static_cast<int32_t>(ceil_div(n, policy_.tile_n));

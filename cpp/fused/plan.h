@@ -63,7 +63,11 @@ class FusedPlan final : public Plan {
  public:
   FusedPlan(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy& policy,
             Links links)
-      : problem_(problem), device_(device), policy_(policy), links_(links) {}
+      : problem_(problem),
+        device_(device),
+        policy_(policy),
+        links_(links),
+        exchanging_blocks_(exchanging_blocks(problem, policy, device)) {}
 
   const FusedProblem& problem() const noexcept override { return problem_; }
   const GemmPolicy& policy() const noexcept override { return policy_; }
@@ -81,6 +85,7 @@ class FusedPlan final : public Plan {
   DeviceProps device_;
   GemmPolicy policy_;
   Links links_;
+  int32_t exchanging_blocks_;
   Arena arena_;
   int64_t x_planes_ = 0, x_words_ = 0, weight_planes_ = 0, weight_words_ = 0, partials_ = 0;
   int64_t slices_ = 0, folded_ = 0, arrivals_ = 0;
@@ -99,7 +104,6 @@ class FusedPlan final : public Plan {
   /// Whether the program's first steps are folded before the contraction and not in every tile:
   /// where an SM has one tile at most, another launch would cost more than it saves.
   bool folds_ahead() const;
-  int32_t blocks_that_exchange() const { return exchanging_blocks(problem_, policy_, device_); }
   /// Partials of the tail's reduction, of each column or of each row.
   int64_t partial_count() const;
   Status check(const FusedBuffers& buffers) const noexcept;
