@@ -2,7 +2,6 @@
 /// FusedProblem x DeviceProps -> stages and one workspace arena; launch() runs them in order.
 #include "fused/plan.h"
 
-#include <algorithm>
 #include <new>
 
 #include "batch_norm/kernels.h"
