@@ -20,9 +20,10 @@ std::string FusedPlan::describe() const {
     if (problem_.weight_planes) text += " (the frozen weight has its planes)";
     if (!text.empty()) text += "\n";
   }
-  if (folds_ahead()) text += "fold the program's leading affine steps";
-  if (exchanging_blocks_ != 0) text += ", clear the counts of blocks that have arrived";
-  if (folds_ahead()) text += "\n";
+  if (folds_ahead()) {
+    text += "fold the program's leading affine steps";
+    text += exchanging_blocks_ != 0 ? ", clear the counts of blocks that have arrived\n" : "\n";
+  }
   text += "gemm " + to_string(problem_.gemm);
   if (skinny()) {
     text += ", few rows: summed in fp32 without tensor cores";

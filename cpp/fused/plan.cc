@@ -306,7 +306,7 @@ Status make(const FusedProblem& problem, const DeviceProps& device, const GemmPo
     FusedProblem canonical = problem;
     canonical.program = canonicalise(problem.program);
     canonical.after = canonicalise(problem.after);
-    const GemmPolicy policy = forced != nullptr ? *forced : select_policy(problem, links, device);
+    const GemmPolicy policy = forced != nullptr ? *forced : select_policy(canonical, links, device);
     auto made = std::make_unique<FusedPlan>(canonical, device, policy, links);
     if (Status status = made->lay_out(); !status.ok()) return status;
     *plan = std::move(made);

@@ -132,11 +132,12 @@ int32_t gemm::blocks_of_whole_columns(const GemmProblem& problem, const GemmPoli
                                       const DeviceProps& device) noexcept {
   constexpr int64_t kMostRows = 16;  // tiles: more would stream A through L2 for every column
   const int64_t rows = padded_tile_rows(problem, policy);
+  const int64_t columns = ceil_div(problem.n, policy.tile_n);
+  if (rows == 0 || columns == 0) return 0;
   if (policy.arch != 90 || policy.raster != Raster::kAlongM || policy.swizzle != 1 ||
       policy.split_k != 1 || rows > std::min<int64_t>(kMostRows, device.sm_count)) {
     return 0;
   }
-  const int64_t columns = ceil_div(problem.n, policy.tile_n);
   const int64_t waves = ceil_div(columns, device.sm_count / rows);
   // A pass over the result costs more than one wave of 32.
   if (32 * waves > 33 * ceil_div(rows * columns, device.sm_count)) return 0;

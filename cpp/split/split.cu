@@ -1,5 +1,5 @@
 /// \file
-/// fp32 -> one or two scaled fp16 planes. One pass along contiguous rows of up to 16384 elements,
+/// fp32 -> one or two scaled fp16 planes. One pass along contiguous rows of up to 8192 elements,
 /// which stay in registers between the maximum and the conversion; two reads otherwise.
 #include "cutfuse/split.h"
 
@@ -86,35 +86,15 @@ __device__ void convert(const float (&x)[kGroup], int exponent, uint4& hi, uint4
   lo = *reinterpret_cast<uint4*>(low);
 }
 
-/// How a row is read: by vectors; by vectors from the multiple of 16 bytes before its first element
-/// on, which is then up to three elements in; or one by one.
-enum class Reading { kVectors, kShifted, kStrided };
-
 /// Eight values of a row from element `begin`; past k they are zero.
-template <Reading kReading>
+template <bool kVector>
 __device__ void load_group(const float* row, int64_t stride, int64_t begin, int64_t k,
                            float (&x)[kGroup]) {
-  constexpr bool kShifted = kReading == Reading::kShifted;
-  constexpr int kVectors = kShifted ? 3 : 2;
-  const int shift = kShifted ? static_cast<int>(reinterpret_cast<uintptr_t>(row) / 4 % 4) : 0;
-  if (kReading != Reading::kStrided && begin - shift + 4 * kVectors <= k) {
-    float values[4 * kVectors];
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const float4 v = *reinterpret_cast<const float4*>(row - shift + begin + 4 * i);
-      values[4 * i] = v.x, values[4 * i + 1] = v.y, values[4 * i + 2] = v.z;
-      values[4 * i + 3] = v.w;
-    }
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      x[i] = values[i];
-      if constexpr (kShifted) {
-        // Not indexed by the shift, which would put them in local memory.
-        x[i] = shift == 1 ? values[i + 1] : x[i];
-        x[i] = shift == 2 ? values[i + 2] : x[i];
-        x[i] = shift == 3 ? values[i + 3] : x[i];
-      }
-    }
+  if (kVector && begin + kGroup <= k) {
+    const float4 a = *reinterpret_cast<const float4*>(row + begin);
+    const float4 b = *reinterpret_cast<const float4*>(row + begin + 4);
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
+    x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
     return;
   }
 #pragma unroll
@@ -153,7 +133,7 @@ constexpr int kBlock = 256;
 
 /// kThreads threads convert one row of `first` (the blocks before first_blocks) or of `second`; up
 /// to kGroups groups of it stay in their registers. kGroups == 0: the row is read twice.
-template <int kThreads, int kGroups, Reading kReading>
+template <int kThreads, int kGroups, bool kVector>
 __global__ void __launch_bounds__(kBlock)
     split_rows(const __grid_constant__ Work first, const __grid_constant__ Work second,
                unsigned first_blocks) {
@@ -175,8 +155,8 @@ __global__ void __launch_bounds__(kBlock)
   if constexpr (kGroups > 0) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      load_group<kReading>(x, stride, (int64_t(g) * kThreads + thread) * kGroup, source.k,
-                           values[g]);
+      load_group<kVector>(x, stride, (int64_t(g) * kThreads + thread) * kGroup, source.k,
+                          values[g]);
     }
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -185,7 +165,7 @@ __global__ void __launch_bounds__(kBlock)
     }
   } else {
     for (int64_t begin = thread * kGroup; begin < source.k; begin += kThreads * kGroup) {
-      load_group<kReading>(x, stride, begin, source.k, values[0]);
+      load_group<kVector>(x, stride, begin, source.k, values[0]);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) magnitude.add(values[0][i]);
     }
@@ -207,7 +187,7 @@ __global__ void __launch_bounds__(kBlock)
     }
   } else {
     for (int64_t begin = thread * kGroup; begin < planes.leading; begin += kThreads * kGroup) {
-      load_group<kReading>(x, stride, begin, source.k, values[0]);
+      load_group<kVector>(x, stride, begin, source.k, values[0]);
       convert(values[0], exponent, hi, lo);
       store_group(planes, row, begin, hi, lo);
     }
@@ -239,7 +219,7 @@ __global__ void __launch_bounds__(kStrip* kStrip)
   Magnitude magnitude;
   for (int64_t begin = warp * kGroup; begin < source.k; begin += kStrip * kGroup) {
     float values[kGroup];
-    load_group<Reading::kStrided>(x, stride, begin, source.k, values);
+    load_group<false>(x, stride, begin, source.k, values);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) magnitude.add(values[i]);
   }
@@ -254,7 +234,7 @@ __global__ void __launch_bounds__(kStrip* kStrip)
   for (int64_t begin = 0; begin < planes.leading; begin += kStrip * kGroup) {
     float values[kGroup];
     uint4 hi, lo;
-    load_group<Reading::kStrided>(x, stride, begin + warp * kGroup, source.k, values);
+    load_group<false>(x, stride, begin + warp * kGroup, source.k, values);
     convert(values, exponent, hi, lo);
     staged[0][lane][warp] = hi;
     staged[1][lane][warp] = lo;
@@ -267,64 +247,46 @@ __global__ void __launch_bounds__(kStrip* kStrip)
   }
 }
 
-template <int kThreads, int kGroups, Reading kReading>
-Status launch_rows(const Work& first, const Work* second, void* stream) {
+template <int kThreads, int kGroups>
+Status launch_rows(const Work& first, const Work* second, bool vector, void* stream) {
   const auto blocks = [](const Work& work) {
     constexpr int64_t kRows = kBlock / kThreads;
     return static_cast<unsigned>((work.source.rows + kRows - 1) / kRows);
   };
   const unsigned first_blocks = blocks(first);
   const dim3 grid(first_blocks + (second != nullptr ? blocks(*second) : 0));
-  return launch(split_rows<kThreads, kGroups, kReading>, grid, kBlock, 0, stream, first,
-                second != nullptr ? *second : first, first_blocks);
+  return launch(vector ? split_rows<kThreads, kGroups, true> : split_rows<kThreads, kGroups, false>,
+                grid, kBlock, 0, stream, first, second != nullptr ? *second : first, first_blocks);
 }
 
-template <Reading kReading>
-Status launch_reading(const Work& first, const Work* second, void* stream) {
+Status launch_rows(const Work& first, const Work* second, bool vector, void* stream) {
   const int64_t k = first.source.k;
-  if (k <= 32 * kGroup) return launch_rows<32, 1, kReading>(first, second, stream);
-  if (k <= 32 * kGroup * 4) return launch_rows<32, 4, kReading>(first, second, stream);
-  // A warp has more bytes in flight than a block that shares a row, if there are rows for all
-  // warps.
-  const int64_t rows = first.source.rows + (second != nullptr ? second->source.rows : 0);
-  if (k <= 32 * kGroup * 8 && rows >= 4096) {
-    return launch_rows<32, 8, kReading>(first, second, stream);
-  }
-  if (k <= kBlock * kGroup) return launch_rows<kBlock, 1, kReading>(first, second, stream);
-  if (k <= kBlock * kGroup * 2) return launch_rows<kBlock, 2, kReading>(first, second, stream);
-  if (k <= kBlock * kGroup * 4) return launch_rows<kBlock, 4, kReading>(first, second, stream);
-  if (k <= kBlock * kGroup * 8) return launch_rows<kBlock, 8, kReading>(first, second, stream);
-  return launch_rows<kBlock, 0, kReading>(first, second, stream);
+  if (k <= 32 * kGroup) return launch_rows<32, 1>(first, second, vector, stream);
+  if (k <= 32 * kGroup * 4) return launch_rows<32, 4>(first, second, vector, stream);
+  if (k <= kBlock * kGroup) return launch_rows<kBlock, 1>(first, second, vector, stream);
+  if (k <= kBlock * kGroup * 2) return launch_rows<kBlock, 2>(first, second, vector, stream);
+  if (k <= kBlock * kGroup * 4) return launch_rows<kBlock, 4>(first, second, vector, stream);
+  return launch_rows<kBlock, 0>(first, second, vector, stream);
 }
 
-bool has_columns_together(const Source& source) {
-  return source.x.row_stride == 1 && source.x.col_stride != 1 && source.rows > 1;
-}
+enum class Reading { kColumns, kRows, kRowVectors };
 
 Reading reading_of(const Source& source) {
   const ConstMatrix& x = source.x;
-  if (x.col_stride != 1) return Reading::kStrided;
-  const bool aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-  return aligned && (x.row_stride % 4 == 0 || source.rows == 1) ? Reading::kVectors
-                                                                : Reading::kShifted;
-}
-
-/// Both are read alike, and neither has its columns together.
-Status launch_work(const Work& first, const Work* second, void* stream) {
-  switch (reading_of(first.source)) {
-    case Reading::kVectors:
-      return launch_reading<Reading::kVectors>(first, second, stream);
-    case Reading::kShifted:
-      return launch_reading<Reading::kShifted>(first, second, stream);
-    default:
-      return launch_reading<Reading::kStrided>(first, second, stream);
+  if (x.row_stride == 1 && x.col_stride != 1 && source.rows > 1) {
+    return Reading::kColumns;
   }
+  return x.col_stride == 1 && x.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0
+             ? Reading::kRowVectors
+             : Reading::kRows;
 }
 
-Status launch_one(const Work& work, void* stream) {
-  if (!has_columns_together(work.source)) return launch_work(work, nullptr, stream);
-  const dim3 grid(static_cast<unsigned>((work.source.rows + kStrip - 1) / kStrip));
-  return launch(split_columns, grid, kStrip * kStrip, 0, stream, work.source, work.planes);
+Status launch_work(const Work& first, const Work* second, Reading reading, void* stream) {
+  if (reading != Reading::kColumns) {
+    return launch_rows(first, second, reading == Reading::kRowVectors, stream);
+  }
+  const dim3 grid(static_cast<unsigned>((first.source.rows + kStrip - 1) / kStrip));
+  return launch(split_columns, grid, kStrip * kStrip, 0, stream, first.source, first.planes);
 }
 
 Work make_work(const SplitJob& job, int64_t k, int32_t count) {
@@ -361,14 +323,17 @@ Status planes_layout(int64_t rows, int64_t k, int32_t count, PlanesLayout* layou
 Status split(const SplitJob& first, const SplitJob* second, int64_t k, int32_t count,
              void* stream) noexcept {
   const Work one = make_work(first, k, count);
-  if (second == nullptr) return launch_one(one, stream);
-  const Work two = make_work(*second, k, count);
-  if (!has_columns_together(one.source) && !has_columns_together(two.source) &&
-      reading_of(one.source) == reading_of(two.source)) {
-    return launch_work(one, &two, stream);
+  const Reading reading = reading_of(one.source);
+  if (second == nullptr) {
+    return launch_work(one, nullptr, reading, stream);
   }
-  if (Status status = launch_one(one, stream); !status.ok()) return status;
-  return launch_one(two, stream);
+  const Work two = make_work(*second, k, count);
+  const Reading reading_two = reading_of(two.source);
+  if (reading == reading_two && reading != Reading::kColumns) {
+    return launch_work(one, &two, reading, stream);
+  }
+  if (Status status = launch_work(one, nullptr, reading, stream); !status.ok()) return status;
+  return launch_work(two, nullptr, reading_two, stream);
 }
 
 Status split(const ConstMatrix& x, int64_t rows, int64_t k, int32_t count, void* planes,

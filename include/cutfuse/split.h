@@ -34,7 +34,7 @@ CUTFUSE_API Status planes_layout(int64_t rows, int64_t k, int32_t count,
 
 /// Writes `count` planes and row words of `x` (fp32, rows x k, any strides) on `stream` of
 /// `device`. `planes` is 16-byte aligned and at least layout.plane_bytes, `words` at least
-/// layout.word_bytes; neither overlaps x. Reads x once when its rows are contiguous and k <= 16384,
+/// layout.word_bytes; neither overlaps x. Reads x once when its rows are contiguous and k <= 8192,
 /// else twice. Deterministic; no host synchronisation; safe in CUDA graphs.
 CUTFUSE_API Status split(const ConstMatrix& x, int64_t rows, int64_t k, int32_t count, void* planes,
                          int32_t* words, const DeviceProps& device, void* stream) noexcept;

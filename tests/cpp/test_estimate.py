@@ -109,6 +109,15 @@ def test_blocks_exchange_moments_where_columns_of_tiles_fit_a_wave(kind: Kind) -
     assert not exchanges(2049, 8192)
     assert not exchanges(1024, 8192, after=(pcf.sigmoid(),))
     assert not exchanges(1024, 8192, after=(pcf.relu(), pcf.mul(2.0)))
+    assert exchanges(1024, 8192, after=(pcf.relu(), pcf.mul(1.0)))  # which changes nothing
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("tail", TAILS)
+def test_an_empty_result_has_a_plan_and_an_estimate(kind: Kind, tail: str) -> None:
+    n = 1 if tail == "logsumexp" else 0
+    assert plan(4, n, 64, kind, tail).describe()
+    slower(4, n, 64, kind, tail)
 
 
 def test_reductions_and_forced_policies_keep_their_kernels() -> None:

@@ -3,10 +3,13 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import pycutfuse as pcf
 from pycutfuse.ops import _launch
@@ -56,26 +59,40 @@ def test_each_thread_has_its_precision(device: torch.device) -> None:
     assert tiers == {"ieee": {"ieee"}, "torch": {"torch"}}
 
 
-@pytest.mark.cuda
-def test_threads_on_their_own_streams(cuda: torch.device, fused: None) -> None:
-    x = generate("rand", (300, 512), seed=2, device=cuda)
-    weight = generate("rand", (256, 512), seed=3, device=cuda)
-    expected = pcf.ops.linear(x, weight)
+def check_on_streams(calls: Sequence[Callable[[], Tensor]], times: int) -> None:
+    """Each call again and again, in a thread and on a stream of its own, gives the same bits."""
+    expected = [call() for call in calls]
     torch.cuda.synchronize()
     wrong: list[int] = []
 
     def work(at: int) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(50):
-                if not torch.equal(pcf.ops.linear(x, weight), expected):
+            for _ in range(times):
+                if not torch.equal(calls[at](), expected[at]):
                     wrong.append(at)
 
-    threads = [threading.Thread(target=work, args=(at,)) for at in range(2)]
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.cuda
+def test_threads_on_their_own_streams(cuda: torch.device, fused: None) -> None:
+    x = generate("rand", (300, 512), seed=2, device=cuda)
+    weight = generate("rand", (256, 512), seed=3, device=cuda)
+    check_on_streams(2 * [lambda: pcf.ops.linear(x, weight)], 50)
+
+
+@pytest.mark.cuda
+def test_blocks_that_wait_do_not_hold_each_other_up(cuda: torch.device, fused: None) -> None:
+    """Blocks of several launches share the GPU, and each waits for those of its own launch."""
+    x = generate("randn", (1024, 256), seed=1, device=cuda)
+    weights = [generate("randn", (8192, 256), seed=seed, device=cuda) for seed in range(4)]
+    norm = partial(pcf.ops.linear_batch_norm, x, training=True)
+    check_on_streams([partial(norm, weight=weight) for weight in weights], 100)
 
 
 @pytest.mark.cuda
