@@ -21,7 +21,7 @@ std::string FusedPlan::describe() const {
     if (!text.empty()) text += "\n";
   }
   if (folds_ahead()) {
-    text += "fold the program's leading affine steps";
+    text += "fold the program's leading per-channel affine steps";
     text += exchanging_blocks_ != 0 ? ", clear the counts of blocks that have arrived\n" : "\n";
   }
   text += "gemm " + to_string(problem_.gemm);

@@ -114,7 +114,11 @@ def test_torch_jit_script_says_what_to_do() -> None:
             torch.jit.script(layer)
 
 
-@pytest.mark.parametrize("steps", [(pcf.relu,), ("relu",), (None,), (torch.ones(4),)], ids=str)
+@pytest.mark.parametrize(
+    "steps",
+    [(pcf.relu,), ("relu",), (None,), (torch.ones(4),)],
+    ids=["function", "name", "None", "tensor"],
+)
 def test_what_is_no_step(steps) -> None:
     x, weight = torch.ones(6, 5), torch.ones(4, 5)
     for call in (

@@ -42,7 +42,7 @@ class Sm90Gemm final : public Launcher {
   Status launch(const GemmCall& call, void* stream) noexcept override {
     // The first call encodes the tensor maps and lifts the shared-memory limit; later calls copy
     // the parameters and patch addresses (encoding anew would cost 19 us a call).
-    std::call_once(once_, [&] { prepared_ = prepare(call); });
+    std::call_once(prepared_once_, [&] { prepared_ = prepare(call); });
     if (!prepared_.ok()) {
       return prepared_;
     }
@@ -69,11 +69,7 @@ class Sm90Gemm final : public Launcher {
     }
 
     if (call.blocks != 0) params.hw_info.sm_count = call.blocks;
-    cudaLaunchAttribute attributes[3]{};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = kClusterM;
-    attributes[0].val.clusterDim.y = 1;
-    attributes[0].val.clusterDim.z = 1;
+    cudaLaunchAttribute attributes[3]{cluster_attribute()};
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     // Blocks that wait for each other must all be resident.
@@ -90,20 +86,56 @@ class Sm90Gemm final : public Launcher {
     return {};
   }
 
+  int32_t resident_blocks() noexcept override {
+    std::call_once(counted_once_, [&] {
+      cudaLaunchAttribute attribute = cluster_attribute();
+      cudaLaunchConfig_t config{};
+      config.gridDim = device_.sm_count / kClusterM * kClusterM;
+      config.blockDim = Kernel::get_block_shape();
+      config.dynamicSmemBytes = kSharedBytes;
+      config.attrs = &attribute;
+      config.numAttrs = 1;
+      int clusters = 0;
+      if (allow_shared_bytes().ok() &&
+          cudaOccupancyMaxActiveClusters(&clusters, cutlass::device_kernel<Kernel>, &config) ==
+              cudaSuccess) {
+        resident_blocks_ = clusters * kClusterM;
+      } else {
+        (void)cudaGetLastError();  // the next caller's error is not this one
+      }
+    });
+    return resident_blocks_;
+  }
+
  private:
   GemmProblem problem_;
   GemmPolicy policy_;
   OperandLayout layout_;
   DeviceProps device_;
-  std::once_flag once_;
+  std::once_flag prepared_once_, counted_once_;
   Status prepared_;
+  int32_t resident_blocks_ = 0;
   Params params_;
   Matrix out_;  // what out_map was encoded for
 
-  Status prepare(const GemmCall& call) noexcept {
+  static cudaLaunchAttribute cluster_attribute() {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = kClusterM;
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    return attribute;
+  }
+
+  static Status allow_shared_bytes() noexcept {
     CUTFUSE_CUDA(cudaFuncSetAttribute(cutlass::device_kernel<Kernel>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(kSharedBytes)));
+    return {};
+  }
+
+  Status prepare(const GemmCall& call) noexcept {
+    if (Status status = allow_shared_bytes(); !status.ok()) return status;
     const int m = static_cast<int>(problem_.m);
     const int n = static_cast<int>(problem_.n);
     const int k = static_cast<int>(problem_.k);
