@@ -39,22 +39,10 @@ def test_programs(policy, k_tiles: int, n: int, fused: None) -> None:
 
 @every_policy
 @every_depth
-def test_batch_norm_over_many_rows(policy, k_tiles: int, fused: None) -> None:
-    x, weight = operands(2500, 2700, k_tiles)
-    norm = Norm(2700)
-    exact, mean, var = norm.exact(x.double() @ weight.double().T)
-    with forced_policy(policy), guarded():
-        result = norm.fused(x, weight)
-    torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=4e-5)
-    torch.testing.assert_close(norm.mean.double(), mean, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(norm.var.double(), var, rtol=1e-5, atol=1e-6)
-
-
-@every_policy
-@every_depth
-def test_batch_norm_within_several_waves(policy, k_tiles: int, fused: None) -> None:
-    x, weight = operands(1000, 6001, k_tiles)
-    norm = Norm(6001)
+@pytest.mark.parametrize(("m", "n"), [(2500, 2700), (1000, 6001)])  # a pass after, several waves
+def test_batch_norm(policy, k_tiles: int, m: int, n: int, fused: None) -> None:
+    x, weight = operands(m, n, k_tiles)
+    norm = Norm(n)
     exact, mean, var = norm.exact(x.double() @ weight.double().T)
     with forced_policy(policy), guarded():
         result = norm.fused(x, weight, after=(pcf.clamp(-1.5, 1.0),))
