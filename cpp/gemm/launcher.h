@@ -106,8 +106,8 @@ class Launcher {
  public:
   virtual ~Launcher() = default;
   virtual Status launch(const GemmCall& call, void* stream) noexcept = 0;
-  /// Blocks that the process's share of the current device holds at once; 0 where this is not
-  /// known, and the blocks of a launch must not wait for each other.
+  /// Blocks that the current device holds at once; 0 where this is not known. Those of a larger
+  /// launch must not wait for each other.
   virtual int32_t resident_blocks() noexcept { return 0; }
 };
 

@@ -68,7 +68,10 @@ def test_fused_module_computes_the_chain(case):
     torch.testing.assert_close(fused(x), reference(x))
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if isinstance(c, ExecutorCase)], ids=str)
+EXECUTOR = [case for case in CASES if isinstance(case, ExecutorCase)]
+
+
+@pytest.mark.parametrize("case", EXECUTOR, ids=lambda case: case.name)
 def test_programs_have_the_steps_that_their_names_say(case):
     for program in case.programs:
         fused = program.fused(program.reference(Shape(2, 3, 4)))

@@ -17,8 +17,12 @@ every_policy = pytest.mark.parametrize("policy", IEEE, ids=repr)
 every_depth = pytest.mark.parametrize("k_tiles", [1, 2, 5, 16, 17, 33])
 
 
+def depth(k_tiles: int) -> int:
+    return max(64 * k_tiles - 1, 64)  # narrower ones are handed over
+
+
 def operands(m: int, n: int, k_tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
-    k = max(64 * k_tiles - 1, 64)  # narrower ones are handed over
+    k = depth(k_tiles)
     return draw(m, k, seed=1, dtype=torch.float32), draw(n, k, seed=2, dtype=torch.float32)
 
 
@@ -56,7 +60,7 @@ def test_batch_norm(policy, k_tiles: int, m: int, n: int, fused: None) -> None:
 @pytest.mark.parametrize("k2_tiles", [16, 33])
 def test_a_chain(k_tiles: int, k2_tiles: int, cuda: torch.device, fused: None) -> None:
     """Planes of the first contraction, rows' sums of the second; maxima rise along the columns."""
-    k = max(64 * k_tiles - 1, 64)
+    k = depth(k_tiles)
     chain = pcf.nn.LinearSigmoidLinearLogSumExp(k, 64 * k2_tiles, 1500, device=cuda)
     with torch.no_grad():
         chain.linear2.bias.copy_(torch.arange(1500, device=cuda) / 32)

@@ -22,10 +22,8 @@
 /// 1, 2, 2, ... times 2^-23.
 ///
 /// A tile's epilogue is not overlapped with the next one's products, although the third set would
-/// hold it: one warpgroup alone keeps the tensor cores 55 % busy (m64n128k16), two 99 %. Warpgroups
-/// that are three k-tiles apart during epilogues gained nothing, pieces of an epilogue after each
-/// promotion lost 4 %, and beside a k-tile's products, where registers are scarce, 3 to 25 %
-/// (16384x4096x2048; H200).
+/// hold it: one warpgroup alone keeps the tensor cores about 55 % busy (m64n128k16), two 99 %, so
+/// that a piece of it after each promotion was 4 % slower (16384x4096x2048; H200).
 #pragma once
 
 #include <cutlass/arch/barrier.h>
