@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(kBlock)
   if (thread != 0) {
     return;
   }
-  write_statistics(column, all.mean, all.m2, static_cast<double>(rows), buffers);
+  write_statistics(column, all.mean, all.m2, Rows(static_cast<double>(rows)),
+                   load_running(column, buffers), buffers);
 }
 
 unsigned blocks(int64_t items, int64_t per_block) {
@@ -85,7 +86,8 @@ __global__ void __launch_bounds__(kBlock)
   if (threadIdx.x % 32 != 0) {
     return;
   }
-  write_statistics(channel, all.mean, all.m2, all.count, buffers);
+  write_statistics(channel, all.mean, all.m2, Rows(all.count), load_running(channel, buffers),
+                   buffers);
   const float weight =
       buffers.weight != nullptr ? load_value(buffers.weight, channel, buffers.affine_dtype) : 1.f;
   multipliers[channel] = weight * buffers.save_invstd[channel];

@@ -39,8 +39,8 @@ __device__ void merge_columns(const Moments* partials, int count, int64_t rows, 
     }
   }
   sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-  const auto n = static_cast<double>(rows);
-  const double mean = sum / n;
+  const Rows n(static_cast<double>(rows));
+  const double mean = sum / n.count;  // of equal values it is exact
   double m2 = 0.0;
 #pragma unroll
   for (int i = 0; i < kMaxPartials / 2; ++i) {
@@ -54,7 +54,9 @@ __device__ void merge_columns(const Moments* partials, int count, int64_t rows, 
   if (half == 0) {
     means[in_block] = static_cast<float>(mean);
     invstds[in_block] = inverse_deviation(m2, n, buffers.eps);
-    if (blockIdx.x == 0 && column < columns) write_statistics(column, mean, m2, n, buffers);
+    if (blockIdx.x == 0 && column < columns) {
+      write_statistics(column, mean, m2, n, load_running(column, buffers), buffers);
+    }
   }
 }
 

@@ -15,13 +15,41 @@ __device__ __forceinline__ double rows_of_partial(int64_t p, int64_t rows) {
   return static_cast<double>(min(rows - p * kPartialRows, int64_t(kPartialRows)));
 }
 
-__device__ __forceinline__ float inverse_deviation(double m2, double rows, double eps) {
-  return static_cast<float>(1.0 / sqrt(m2 / rows + eps));
+/// Rows of a batch, and what they divide by: fp64 divisions are long for whom others wait.
+struct Rows {
+  double count;
+  double inverse;
+  double inverse_unbiased;
+
+  __device__ __forceinline__ explicit Rows(double count_)
+      : count(count_), inverse(1.0 / count_), inverse_unbiased(1.0 / (count_ - 1.0)) {}
+};
+
+/// 1 / sqrt(m2 / rows + eps): one Newton step from fp32's root where fp32 has the variance.
+__device__ __forceinline__ float inverse_deviation(double m2, const Rows& rows, double eps) {
+  const double variance = fma(m2, rows.inverse, eps);
+  if (!(variance > 1e-30 && variance < 1e30)) return static_cast<float>(1.0 / sqrt(variance));
+  const double guess = rsqrtf(static_cast<float>(variance));
+  return static_cast<float>(guess * fma(-0.5 * variance * guess, guess, 1.5));
 }
 
-/// Writes save_mean and save_invstd and updates the running statistics of `column`.
+/// A column's running statistics, or zeros if there are none.
+struct Running {
+  float mean = 0.f;
+  float var = 0.f;
+};
+
+__device__ __forceinline__ Running load_running(int64_t column, const BatchNormBuffers& buffers) {
+  if (buffers.running_mean == nullptr) return {};
+  return {load_mutable(buffers.running_mean, column, buffers.running_dtype),
+          load_mutable(buffers.running_var, column, buffers.running_dtype)};
+}
+
+/// Writes save_mean and save_invstd of `column` and updates its running statistics, which were
+/// `old`.
 __device__ __forceinline__ void write_statistics(int64_t column, double mean, double m2,
-                                                 double rows, const BatchNormBuffers& buffers) {
+                                                 const Rows& rows, const Running& old,
+                                                 const BatchNormBuffers& buffers) {
   buffers.save_mean[column] = static_cast<float>(mean);
   buffers.save_invstd[column] = inverse_deviation(m2, rows, buffers.eps);
   if (buffers.running_mean == nullptr) {
@@ -30,13 +58,12 @@ __device__ __forceinline__ void write_statistics(int64_t column, double mean, do
   const double f = buffers.momentum >= 0.0
                        ? buffers.momentum
                        : 1.0 / static_cast<double>(*buffers.num_batches_tracked + 1);
-  const auto blend = [&](void* running, double batch) {
-    const double old = load_mutable(running, column, buffers.running_dtype);
-    const auto blended = static_cast<float>((1.0 - f) * old + f * batch);
+  const auto blend = [&](void* running, double before, double batch) {
+    const auto blended = static_cast<float>((1.0 - f) * before + f * batch);
     store_value(running, column, blended, buffers.running_dtype);
   };
-  blend(buffers.running_mean, mean);
-  blend(buffers.running_var, m2 / (rows - 1.0));
+  blend(buffers.running_mean, old.mean, mean);
+  blend(buffers.running_var, old.var, m2 * rows.inverse_unbiased);
 }
 
 }  // namespace cutfuse::batch_norm

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 import pycutfuse as pcf
 from pycutfuse.program import encode
@@ -114,6 +115,23 @@ def test_columns_that_are_not_finite(cuda: torch.device, fused: None) -> None:
     assert torch.equal(kinds(ours), kinds(theirs))
     assert torch.equal(norm.mean.isfinite(), mean.isfinite())
     assert torch.equal(norm.var.isnan(), var.isnan())
+
+
+@pytest.mark.parametrize(("dtype", "tier"), kinds_of(None), ids=repr)
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_no_pass_follows(momentum, dtype, tier: str, cuda: torch.device, fused: None) -> None:
+    """Unless every block would read the count of batches that one of them raises."""
+    if torch.cuda.get_device_properties(cuda).multi_processor_count < 132:
+        pytest.skip("where fewer blocks are resident, the exchange may not be taken")
+    x, weight = draw(1024, 96, seed=1, dtype=dtype), draw(8192, 96, seed=2, dtype=dtype)
+    norm = Norm(8192)
+    norm.fused(x, weight, tier, momentum=momentum)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        norm.fused(x, weight, tier, momentum=momentum)
+        torch.cuda.synchronize()
+    kernels = [event.key for event in profiled.key_averages()]
+    assert any("cutlass::device_kernel" in name for name in kernels)
+    assert any("normalise_kernel" in name for name in kernels) == (momentum is None)
 
 
 @pytest.mark.parametrize(("dtype", "tier"), kinds_of(None), ids=repr)

@@ -38,7 +38,7 @@ struct MergedMoments {
 
 /// Moments of all rows of `column`: sums of the partials' distances from the first one, in fp64.
 CUTLASS_DEVICE MergedMoments merge_partials(const EpilogueArguments& arguments, int64_t column,
-                                            int64_t rows, int64_t columns) {
+                                            const batch_norm::Rows& rows, int64_t columns) {
   const auto read = [&](int64_t p) {
     const auto raw =
         __ldcg(reinterpret_cast<const float2*>(arguments.partials) + p * columns + column);
@@ -50,14 +50,13 @@ CUTLASS_DEVICE MergedMoments merge_partials(const EpilogueArguments& arguments, 
 #pragma unroll 8
   for (int64_t p = 0; p < arguments.partial_count; ++p) {
     const Moments partial = read(p);
-    const double count = batch_norm::rows_of_partial(p, rows);
+    const double count = batch_norm::rows_of_partial(p, static_cast<int64_t>(rows.count));
     const double delta = partial.mean - origin;
     sum += count * delta;
     squares += partial.m2 + count * delta * delta;
   }
-  const auto n = static_cast<double>(rows);
-  const double m2 = squares - sum * sum / n;
-  return {origin + sum / n, m2 < 0.0 ? 0.0 : m2};  // NaN stays
+  const double m2 = squares - sum * sum * rows.inverse;
+  return {origin + sum * rows.inverse, m2 < 0.0 ? 0.0 : m2};  // NaN stays
 }
 
 /// v = batch_norm(v), within bounds, with the statistics of all rows, whose partials the blocks
@@ -73,29 +72,36 @@ CUTLASS_DEVICE void normalise_together(float (&v)[AccumulatorCoordinates<kTileN>
     float mean[kTileN], scale[kTileN], shift[kTileN];
   };
   static_assert(sizeof(Terms) <= kConsumers / 32 * sizeof(WarpStorage<kTileN>));
+  static_assert(kTileN <= kConsumers);  // a thread merges one column at most
   auto& terms = *reinterpret_cast<Terms*>(warps);
   const MomentExchange& exchange = arguments.exchange;
   const BatchNormBuffers& bn = exchange.batch_norm;
-  meet(exchange, tile_column, thread);
   const int lane = thread % 32;
   const int first_column = at.column0 - lane % 4 * 2;
   const bool writes = at.row0 - lane / 4 - thread / 32 * 16 == 0;
+  const int column = min(first_column + thread, at.columns - 1);
+  // What needs no other block is read and divided before those are waited for.
+  int row_count = at.rows;
+  keep_here(row_count);
+  const batch_norm::Rows rows(row_count);
+  const batch_norm::Running old =
+      writes ? batch_norm::load_running(column, bn) : batch_norm::Running{};
+  const auto affine = [&](const void* values, float otherwise) {
+    return values != nullptr ? load_value(values, column, bn.affine_dtype) : otherwise;
+  };
+  const float weight = affine(bn.weight, 1.f);
+  const float bias = affine(bn.bias, 0.f);
+  meet(exchange, tile_column, thread);
   if (writes && thread == 0 && tile_column == 0 && bn.num_batches_tracked != nullptr) {
     ++*bn.num_batches_tracked;
   }
-#pragma unroll 1
-  for (int n = thread; n < kTileN; n += kConsumers) {
-    const int column = min(first_column + n, at.columns - 1);
-    const auto [mean, m2] = merge_partials(arguments, column, at.rows, at.columns);
-    const float inverse = batch_norm::inverse_deviation(m2, at.rows, bn.eps);
-    const auto affine = [&](const void* values, float otherwise) {
-      return values != nullptr ? load_value(values, column, bn.affine_dtype) : otherwise;
-    };
-    terms.mean[n] = static_cast<float>(mean);
-    terms.scale[n] = inverse * affine(bn.weight, 1.f);
-    terms.shift[n] = affine(bn.bias, 0.f);
-    if (writes && first_column + n < at.columns) {
-      batch_norm::write_statistics(column, mean, m2, at.rows, bn);
+  if (thread < kTileN) {
+    const auto [mean, m2] = merge_partials(arguments, column, rows, at.columns);
+    terms.mean[thread] = static_cast<float>(mean);
+    terms.scale[thread] = weight * batch_norm::inverse_deviation(m2, rows, bn.eps);
+    terms.shift[thread] = bias;
+    if (writes && first_column + thread < at.columns) {
+      batch_norm::write_statistics(column, mean, m2, rows, old, bn);
     }
   }
   sync_consumers();
