@@ -121,8 +121,6 @@ def test_columns_that_are_not_finite(cuda: torch.device, fused: None) -> None:
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_no_pass_follows(momentum, dtype, tier: str, cuda: torch.device, fused: None) -> None:
     """Unless every block would read the count of batches that one of them raises."""
-    if torch.cuda.get_device_properties(cuda).multi_processor_count < 132:
-        pytest.skip("where fewer blocks are resident, the exchange may not be taken")
     x, weight = draw(1024, 96, seed=1, dtype=dtype), draw(8192, 96, seed=2, dtype=dtype)
     norm = Norm(8192)
     norm.fused(x, weight, tier, momentum=momentum)
@@ -131,7 +129,10 @@ def test_no_pass_follows(momentum, dtype, tier: str, cuda: torch.device, fused: 
         torch.cuda.synchronize()
     kernels = [event.key for event in profiled.key_averages()]
     assert any("cutlass::device_kernel" in name for name in kernels)
-    assert any("normalise_kernel" in name for name in kernels) == (momentum is None)
+    follows = any("normalise_kernel" in name for name in kernels)
+    # A smaller GPU may not hold all blocks at once, and then a pass is right.
+    small = torch.cuda.get_device_properties(cuda).multi_processor_count < 132
+    assert follows == (momentum is None) or (follows and small)
 
 
 @pytest.mark.parametrize(("dtype", "tier"), kinds_of(None), ids=repr)
