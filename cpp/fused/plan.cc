@@ -10,6 +10,7 @@
 #include "cutfuse/row_reduce.h"
 #include "device/logsumexp.h"
 #include "program/apply.h"
+#include "program/row_limits.h"
 #include "row_reduce/kernels.h"
 #include "skinny/multiply.h"
 #include "split/split.h"
@@ -67,9 +68,6 @@ Status FusedPlan::lay_out() {
            arena_.add(bytes, &partials_);
   }
   if (splits_k()) {
-    CUTFUSE_CHECK(may_split_k(problem_, links_), Code::kNotSupported,
-                  "%s splits K, which a reduction after the contraction does not allow",
-                  to_string(policy_).c_str());
     int64_t bytes = 0;
     fits = fits && checked_multiply(slice_stride(), policy_.split_k * int64_t(4), &bytes) &&
            arena_.add(bytes, &slices_);
@@ -83,7 +81,6 @@ Status FusedPlan::lay_out() {
                  to_string(problem_.gemm).c_str());
   }
   if (skinny()) return {};
-  if (Status status = check_policy(problem_.gemm, policy_); !status.ok()) return status;
   const gemm::OperandLayout layout{leading_of(problem_.x_leading, k),
                                    leading_of(problem_.weight_leading, k)};
   gemm_ = gemm::find_instance(policy_)->bind(problem_.gemm, policy_, layout, device_);
@@ -308,6 +305,7 @@ Status make(const FusedProblem& problem, const DeviceProps& device, const GemmPo
     canonical.program = canonicalise(problem.program);
     canonical.after = canonicalise(problem.after);
     const GemmPolicy policy = forced != nullptr ? *forced : select_policy(canonical, links, device);
+    if (Status status = check(canonical, policy, links); !status.ok()) return status;
     auto made = std::make_unique<FusedPlan>(canonical, device, policy, links);
     if (Status status = made->lay_out(); !status.ok()) return status;
     *plan = std::move(made);
@@ -341,6 +339,11 @@ Status why_not(const FusedProblem& problem, const DeviceProps& device) noexcept 
                  "Expected more than 1 value per channel when training, got %lld rows",
                  static_cast<long long>(problem.gemm.m));
   }
+  const int64_t n = problem.gemm.n;
+  const bool passes = problem.tail == Tail::kBatchNormTrain || fused::is_skinny(problem);
+  CUTFUSE_CHECK(n <= row_tile::kMaxColumns || !passes, Code::kNotSupported,
+                "N=%lld: a pass over the result takes at most %lld columns; split the features",
+                static_cast<long long>(n), static_cast<long long>(row_tile::kMaxColumns));
   const bool narrow = problem.gemm.dtype != DType::kFloat32;
   for (const int64_t leading : {problem.x_leading, problem.weight_leading}) {
     CUTFUSE_CHECK(leading == 0 || (narrow && leading % 8 == 0 && leading >= problem.gemm.k),

@@ -55,6 +55,9 @@ bool has_bounds_only(const Program& program, float* lowest, float* highest) noex
 int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
                           const DeviceProps& device) noexcept;
 
+/// kNotSupported or kInvalidValue unless `policy` is compiled and runs the problem.
+Status check(const FusedProblem& problem, const GemmPolicy& policy, Links links) noexcept;
+
 /// The policy of a plan for which none is forced.
 GemmPolicy select_policy(const FusedProblem& problem, Links links,
                          const DeviceProps& device) noexcept;

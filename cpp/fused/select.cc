@@ -3,10 +3,23 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/status.h"
 #include "fused/plan.h"
 #include "skinny/multiply.h"
 
 namespace cutfuse::fused {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/// Whether the scheduler pads grouped tiles so that those without columns would write partials of
+/// others.
+bool pads_partials(const FusedProblem& problem, const GemmPolicy& policy) {
+  return problem.tail == Tail::kLogSumExp && policy.arch == 90 &&
+         ceil_div(problem.gemm.n, policy.tile_n) % policy.swizzle != 0;
+}
+
+}  // namespace
 
 bool is_skinny(const FusedProblem& problem) noexcept {
   const auto [m, n, k, precision, dtype] = problem.gemm;
@@ -42,10 +55,29 @@ GemmPolicy select_policy(const FusedProblem& problem, Links links,
   }
   GemmPolicy policy = cutfuse::select_policy(problem.gemm, device);
   if (may_split_k(problem, links)) policy.split_k = select_split_k(problem.gemm, policy, device);
+  if (pads_partials(problem, policy)) policy.swizzle = 1;
   GemmPolicy by_columns = policy;
   by_columns.raster = Raster::kAlongM;
   by_columns.swizzle = 1;
   return exchanging_blocks(problem, by_columns, device) != 0 ? by_columns : policy;
+}
+
+Status check(const FusedProblem& problem, const GemmPolicy& policy, Links links) noexcept {
+  const bool skinny = policy.arch == kSkinny;
+  CUTFUSE_CHECK(policy.split_k >= 1 && (!skinny || !links.reads_planes), Code::kNotSupported,
+                "%s: split_k must be at least 1, and planes be multiplied by tensor cores",
+                to_string(policy).c_str());
+  if (!skinny) {
+    if (Status status = check_policy(problem.gemm, policy); !status.ok()) return status;
+  }
+  CUTFUSE_CHECK((policy.split_k == 1 && !skinny) || may_split_k(problem, links),
+                Code::kNotSupported,
+                "%s splits K, which a reduction after the contraction does not allow",
+                to_string(policy).c_str());
+  CUTFUSE_CHECK(!pads_partials(problem, policy), Code::kNotSupported,
+                "%s groups %lld columns with empty tiles, for which logsumexp has no partials",
+                to_string(policy).c_str(), static_cast<long long>(problem.gemm.n));
+  return {};
 }
 
 }  // namespace cutfuse::fused

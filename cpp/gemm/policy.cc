@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "core/status.h"
 #include "cutfuse/gemm.h"
@@ -112,11 +113,14 @@ GemmPolicy select_policy(const GemmProblem& problem, const DeviceProps& device) 
   const int64_t tiles_m = ceil_div(problem.m, best->tile_m);
   const int64_t tiles_n = ceil_div(problem.n, best->tile_n);
   // Walk the shorter side first, so that the blocks in flight share operand tiles in L2 (the wrong
-  // raster costs 12 % at 16384x4096x4096). From 32 tiles on, group 4 along the other side, where it
-  // divides (padding would launch empty tiles): a quarter less memory traffic.
+  // raster costs 12 % at 16384x4096x4096). From 32 tiles on, group 4 along the other side, a
+  // quarter less memory traffic: where that divides and, of the shorter side, which the scheduler
+  // pads as well, no more than 3 % of the tiles would be empty (not measured).
   const bool along_n = tiles_m >= tiles_n;
-  const int64_t minor = along_n ? ceil_div(tiles_m, best->cluster_m) : tiles_n;
-  const bool grouped = std::min(tiles_m, tiles_n) >= 32 && minor % 4 == 0;
+  const int64_t clusters = ceil_div(tiles_m, best->cluster_m);
+  const auto [minor, major] = along_n ? std::pair(clusters, tiles_n) : std::pair(tiles_n, clusters);
+  const bool divides = minor % 4 == 0 && 32 * (ceil_div(major, 4) * 4 - major) <= major;
+  const bool grouped = std::min(tiles_m, tiles_n) >= 32 && divides;
   GemmPolicy policy = policy_of(*best);
   policy.raster = along_n ? Raster::kAlongN : Raster::kAlongM;
   // sm_80 pads nothing; about 100 blocks in flight are then near a square, 8 x 13 (not measured).
@@ -131,13 +135,13 @@ int64_t gemm::padded_tile_rows(const GemmProblem& problem, const GemmPolicy& pol
 int32_t gemm::blocks_of_whole_columns(const GemmProblem& problem, const GemmPolicy& policy,
                                       const DeviceProps& device) noexcept {
   constexpr int64_t kMostRows = 16;  // tiles: more would stream A through L2 for every column
-  const int64_t rows = padded_tile_rows(problem, policy);
-  const int64_t columns = ceil_div(problem.n, policy.tile_n);
-  if (rows == 0 || columns == 0) return 0;
   if (policy.arch != 90 || policy.raster != Raster::kAlongM || policy.swizzle != 1 ||
-      policy.split_k != 1 || rows > std::min<int64_t>(kMostRows, device.sm_count)) {
+      policy.split_k != 1) {
     return 0;
   }
+  const int64_t rows = padded_tile_rows(problem, policy);
+  const int64_t columns = ceil_div(problem.n, policy.tile_n);
+  if (rows == 0 || columns == 0 || rows > std::min<int64_t>(kMostRows, device.sm_count)) return 0;
   const int64_t waves = ceil_div(columns, device.sm_count / rows);
   // A pass over the result costs more than one wave of 32.
   if (32 * waves > 33 * ceil_div(rows * columns, device.sm_count)) return 0;

@@ -62,10 +62,11 @@ Status why_not(const GemmProblem& problem, const DeviceProps& device) noexcept {
   if (Status status = validate(problem); !status.ok()) return status;
   if (Status status = check_device(device); !status.ok()) return status;
   const auto [m, n, k, precision, dtype] = problem;
-  constexpr int64_t kLimit = (int64_t(1) << 30) - 1;  // 2 K' and tile indices are 32-bit
+  // 2 K', K rounded up to whole tiles of 64, and tile indices are 32-bit.
+  constexpr int64_t kLimit = (int64_t(1) << 30) - 64;
   if (m > kLimit || n > kLimit || k > kLimit) {
     return error(Code::kNotSupported,
-                 "M=%lld, N=%lld, K=%lld: a kernel takes at most 2^30 - 1 along each; split the "
+                 "M=%lld, N=%lld, K=%lld: a kernel takes at most 2^30 - 64 along each; split the "
                  "batch or the features",
                  number(m), number(n), number(k));
   }

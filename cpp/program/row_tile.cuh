@@ -6,12 +6,11 @@
 
 #include "cutfuse/types.h"
 #include "device/values.cuh"
+#include "program/row_limits.h"
 
 namespace cutfuse::row_tile {
 
-inline constexpr int kColumns = 4;     // of one thread: a 16-byte access
 inline constexpr int kRowsAtOnce = 4;  // loads in flight per thread
-inline constexpr int kLanes = 32;
 inline constexpr int kWarps = 8;
 
 /// Rows row0 - r and columns column0 .. column0 + 3 of one thread: value (pair * kRows + r) * 2 +
@@ -114,8 +113,5 @@ inline dim3 grid(int64_t rows, int64_t columns, int32_t sm_count) {
   return dim3(static_cast<unsigned>(row_blocks < wanted ? row_blocks : wanted),
               static_cast<unsigned>(column_blocks));
 }
-
-/// Columns that a grid takes: its second extent is limited.
-inline constexpr int64_t kMaxColumns = int64_t(65535) * kLanes * kColumns;
 
 }  // namespace cutfuse::row_tile

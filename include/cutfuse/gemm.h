@@ -56,7 +56,7 @@ CUTFUSE_API std::string to_string(const GemmPolicy& policy);
 CUTFUSE_API Status validate(const GemmProblem& problem) noexcept;
 
 /// kNotSupported, in words for `explain`, if no kernel of this build takes the problem on the
-/// device (fp32 with K below 64, a size of 2^30 and more, an architecture without kernels, and at
+/// device (fp32 with K below 64, a size above 2^30 - 64, an architecture without kernels, and at
 /// ieee off compute capability 9.0 a K above what was measured).
 /// fp16 and bf16 tensors must lie with K contiguous, rows 16 bytes apart or multiples of that.
 CUTFUSE_API Status why_not(const GemmProblem& problem, const DeviceProps& device) noexcept;

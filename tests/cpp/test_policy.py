@@ -1,5 +1,6 @@
 """The policy is a pure function of problem and device, and names a compiled kernel."""
 
+import itertools
 import re
 from typing import Any
 
@@ -163,3 +164,65 @@ def test_blocks_in_flight_share_operands(
 ) -> None:
     policy = _C.select_policy(*shape, _C.DeviceProps())
     assert (policy.raster, policy.swizzle) == (raster, swizzle)
+
+
+def test_few_tiles_are_empty() -> None:
+    """CUTLASS's scheduler rounds both sides up to the group, and empty tiles take time too."""
+    grouped = 0
+    for tiles_m, tiles_n in itertools.product((32, 33, 34, 36, 64, 125, 128, 250), repeat=2):
+        for precision, dtype in KINDS:
+            shape = (128 * tiles_m - 7, 128 * tiles_n - 3, 4096)
+            policy = _C.select_policy(*shape, _C.DeviceProps(), precision, dtype)
+            if policy.swizzle == 1:
+                continue
+            grouped += 1
+            clusters = -(-shape[0] // (policy.tile_m * policy.cluster_m))
+            columns = -(-shape[1] // policy.tile_n)
+            padded = [-(-side // 4) * 4 for side in (clusters, columns)]
+            assert padded[0] * padded[1] <= clusters * columns * 33 / 32, (shape, policy)
+    assert grouped > 0
+
+
+# Of these, groups of 4 tiles would have no room for the empty ones' partials.
+@pytest.mark.parametrize(
+    ("shape", "precision", "dtype"),
+    [((16384, 32000, 4096), 0, 2), ((4608, 4100, 64), 0, 0), ((16384, 10000, 2048), 1, 0)],
+)
+def test_logsumexp_has_no_tile_without_columns(
+    shape: tuple[int, int, int], precision: int, dtype: int
+) -> None:
+    device, nothing = _C.DeviceProps(), _C.Program([], [])
+    leading = (shape[2], shape[2]) if dtype else (0, 0)
+    problem = _C.FusedProblem(*shape, nothing, 3, nothing, precision, dtype, False, *leading)
+    policy = _C.make_plan(problem, device).policy
+    policy.swizzle = 4
+    if -(-shape[1] // policy.tile_n) % 4 == 0:
+        assert _C.make_plan(problem, device, policy).policy == policy
+    else:
+        with pytest.raises(NotImplementedError, match=f"{shape[1]} columns with empty tiles"):
+            _C.make_plan(problem, device, policy)
+
+
+@pytest.mark.parametrize("tail", [0, 1, 3])
+def test_a_policy_of_nothing_is_refused(tail: int) -> None:
+    device, nothing = _C.DeviceProps(), _C.Program([], [])
+    problem = _C.FusedProblem(1024, 1024, 1024, nothing, tail, nothing, 0, 0)
+    for policy in (_C.GemmPolicy(0, 0), _C.GemmPolicy(96, 0), _C.GemmPolicy(128, 128, 2, 64, 0, 0)):
+        with pytest.raises((NotImplementedError, ValueError), match="GemmPolicy"):
+            _C.make_plan(problem, device, policy)
+    skinny = _C.GemmPolicy(0, 0)
+    skinny.arch = 0
+    if tail:
+        with pytest.raises(NotImplementedError, match="splits K"):
+            _C.make_plan(problem, device, skinny)
+
+
+def test_what_passes_over_the_result_cannot_take_is_refused_before() -> None:
+    nothing, columns = _C.Program([], []), 65535 * 128
+    for m, tail in ((256, 1), (8, 0)):
+        for n, said in ((columns, False), (columns + 1, True)):
+            problem = _C.FusedProblem(m, n, 64, nothing, tail, nothing, 0, 0)
+            reason = _C.why_not(problem, _C.DeviceProps())
+            assert (reason is not None and "over the result" in reason) == said
+    assert why_not(2**30 - 64, 64, 64, _C.DeviceProps()) is None
+    assert "2^30 - 64" in str(why_not(64, 64, 2**30 - 63, _C.DeviceProps()))
