@@ -239,13 +239,14 @@ def merge_logsumexp_partials(
 class ConvPolicy:
     """How a convolution is computed; its repr is code that can be pasted back."""
 
-    tile_n: int  # pixels of one tensor-core instruction
+    tile_n: int  # pixels of one tensor-core instruction; 0: a matrix product of pixels, by `gemm`
     planes: int  # fp16 planes of x and of the weight: 2 at ieee
     element: int  # DType of the planes, or of the tensors: 1 float16, 2 bfloat16
     m_blocks: int  # of 64 output channels at once
     strip: int  # output columns of a strip of the image; 0: whole rows
     chunk: int  # input channels, with their phases, in shared memory at once
     stages: int
+    gemm: GemmPolicy
     def __init__(
         self,
         tile_n: int,
@@ -255,6 +256,7 @@ class ConvPolicy:
         strip: int = 0,
         chunk: int = 0,
         stages: int = 2,
+        gemm: GemmPolicy = ...,  # the one that is selected
     ) -> None: ...
     def __eq__(self, other: object) -> bool: ...
     def __repr__(self) -> str: ...
@@ -290,6 +292,7 @@ class ConvProblem:
         dtype: int,  # DType of x, weight and out
         packed_weight: bool = False,
         channels_last: bool = False,  # of out
+        pixel_stride: int = 0,  # of x, if pixels may be multiplied as a matrix
     ) -> None: ...
 
 class ConvPlan:

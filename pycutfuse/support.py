@@ -93,6 +93,7 @@ class ConvProblem(NamedTuple):
     dtype: torch.dtype
     packed: bool  # the caller brings the weight in the plan's own form
     channels_last: bool  # layout of the result
+    pixel_stride: int  # of x, if pixels may be multiplied as a matrix, else 0
     ordinal: int  # of the CUDA device, for which `device_problem` is None
 
     @property
@@ -190,7 +191,7 @@ def conv_problem(problem: ConvProblem) -> "LibraryConvProblem":
         compile_program(problem.after),
         precision_code(problem.tier),
         dtype_code(problem.dtype),
-        *problem[22:24],
+        *problem[22:25],
     )
     return made
 

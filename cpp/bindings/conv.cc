@@ -26,7 +26,7 @@ FusedConvProblem make_problem(int64_t batch, int64_t channels, int64_t height, i
                               int64_t dilation_h, int64_t dilation_w, int64_t groups, int64_t out_h,
                               int64_t out_w, bool transposed, const Program& program, int32_t tail,
                               const Program& after, int32_t precision, int32_t dtype,
-                              bool packed_weight, bool channels_last) {
+                              bool packed_weight, bool channels_last, int64_t pixel_stride) {
   FusedConvProblem problem;
   problem.conv = {batch,
                   channels,
@@ -52,6 +52,7 @@ FusedConvProblem make_problem(int64_t batch, int64_t channels, int64_t height, i
   problem.after = after;
   problem.packed_weight = packed_weight;
   problem.channels_last = channels_last;
+  problem.pixel_stride = pixel_stride;
   return problem;
 }
 
@@ -72,8 +73,8 @@ PlanHandle make(const FusedConvProblem& problem, const DeviceProps& device,
 }
 
 ConvPolicy make_policy(int32_t tile_n, int32_t planes, int32_t element, int32_t m_blocks,
-                       int32_t strip, int32_t chunk, int32_t stages) {
-  return {tile_n, planes, static_cast<DType>(element), m_blocks, strip, chunk, stages};
+                       int32_t strip, int32_t chunk, int32_t stages, const GemmPolicy& gemm) {
+  return {tile_n, planes, static_cast<DType>(element), m_blocks, strip, chunk, stages, gemm};
 }
 
 py::list policy_list() {
@@ -132,7 +133,7 @@ void add_conv(py::module_& module) {
   using namespace py::literals;
   py::class_<ConvPolicy>(module, "ConvPolicy")
       .def(py::init(&make_policy), "tile_n"_a, "planes"_a = 1, "element"_a = 1, "m_blocks"_a = 1,
-           "strip"_a = 0, "chunk"_a = 0, "stages"_a = 2)
+           "strip"_a = 0, "chunk"_a = 0, "stages"_a = 2, "gemm"_a = GemmPolicy{})
       .def_readwrite("tile_n", &ConvPolicy::tile_n)
       .def_readwrite("planes", &ConvPolicy::planes)
       .def_property(
@@ -142,6 +143,7 @@ void add_conv(py::module_& module) {
       .def_readwrite("strip", &ConvPolicy::strip)
       .def_readwrite("chunk", &ConvPolicy::chunk)
       .def_readwrite("stages", &ConvPolicy::stages)
+      .def_readwrite("gemm", &ConvPolicy::gemm)
       .def(
           "__eq__", [](const ConvPolicy& a, const ConvPolicy& b) { return a == b; },
           py::is_operator())
@@ -152,7 +154,7 @@ void add_conv(py::module_& module) {
            "out_channels"_a, "kernel_h"_a, "kernel_w"_a, "stride_h"_a, "stride_w"_a, "pad_h"_a,
            "pad_w"_a, "dilation_h"_a, "dilation_w"_a, "groups"_a, "out_h"_a, "out_w"_a,
            "transposed"_a, "program"_a, "tail"_a, "after"_a, "precision"_a, "dtype"_a,
-           "packed_weight"_a = false, "channels_last"_a = false);
+           "packed_weight"_a = false, "channels_last"_a = false, "pixel_stride"_a = 0);
   py::class_<ConvPlan, PlanHandle>(module, "ConvPlan", "A plan of a convolution; immutable.")
       .def_property_readonly("workspace_bytes", &ConvPlan::workspace_bytes)
       .def_property_readonly("packed_bytes", &ConvPlan::packed_bytes)

@@ -1,12 +1,9 @@
 /// \file
-/// FusedConvProblem x DeviceProps -> stages and one workspace; run() launches them in order.
-#include <algorithm>
-#include <memory>
-#include <new>
-#include <utility>
+/// Which mechanism runs a convolution, and the contract's functions on it.
+#include "conv/plan.h"
 
-#include "batch_norm/kernels.h"
-#include "conv/bind.h"
+#include <new>
+
 #include "conv/problem.h"
 #include "core/current_device.h"
 #include "core/status.h"
@@ -15,261 +12,35 @@ namespace cutfuse {
 namespace conv {
 namespace {
 
-constexpr int64_t kAlignment = 256;
+Status no_memory() { return error(Code::kOutOfMemory, "no host memory for the plan"); }
 
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-template <class T>
-T* at(void* base, int64_t offset) {
-  return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
-}
-template <class T>
-T* at(const void* base, int64_t offset) {
-  return reinterpret_cast<T*>(static_cast<const char*>(base) + offset);
-}
-
-class ShiftPlan final : public ConvPlan {
+/// A plan of nothing.
+class EmptyPlan final : public MechanismPlan {
  public:
-  ShiftPlan(const FusedConvProblem& problem, const DeviceProps& device, const ConvPolicy& policy,
-            shift::Layout layout)
-      : problem_(problem), device_(device), policy_(policy), layout_(std::move(layout)) {
-    if (empty()) return;
-    const shift::Geometry& g = layout_.g;
-    tile_bytes_ = aligned(layout_.outer() * g.slabs * layout_.shared.slab_bytes);
-    packed_bytes_ = tile_bytes_ + aligned(layout_.outer() * g.weight_rows * 4);
-    if (!problem_.packed_weight) workspace_bytes_ = packed_bytes_;
-    const int64_t channels = problem_.conv.out_channels;
-    if (problem_.tail != Tail::kNone) {
-      multipliers_ = workspace_bytes_;
-      workspace_bytes_ += aligned(channels * 4);
-    }
-    if (training()) {
-      partial_count_ = static_cast<int32_t>(int64_t(device_.sm_count) * (2 / g.m_blocks) * g.stack);
-      partials_ = workspace_bytes_;
-      workspace_bytes_ += aligned(partial_bytes());
-    }
-  }
+  EmptyPlan(const FusedConvProblem& problem, const DeviceProps& device)
+      : problem_(problem), device_(device) {}
 
   const FusedConvProblem& problem() const noexcept override { return problem_; }
   const ConvPolicy& policy() const noexcept override { return policy_; }
   const DeviceProps& device() const noexcept override { return device_; }
-  int64_t workspace_bytes() const noexcept override { return workspace_bytes_; }
-  int64_t packed_bytes() const noexcept override { return packed_bytes_; }
-  std::string packed_key() const override;
-  std::string describe() const override;
-
-  Status pack(const ConstTensor4& weight, void* packed, void* stream) const noexcept;
-  Status launch(const ConvBuffers& buffers, void* stream) const noexcept;
+  int64_t workspace_bytes() const noexcept override { return 0; }
+  int64_t packed_bytes() const noexcept override { return 0; }
+  std::string packed_key() const override { return "nothing"; }
+  std::string describe() const override { return "nothing to do: the output is empty"; }
+  Status pack(const ConstTensor4&, void*, void*) const noexcept override { return {}; }
+  Status launch(const ConvBuffers&, void*) const noexcept override { return {}; }
 
  private:
   FusedConvProblem problem_;
   DeviceProps device_;
   ConvPolicy policy_;
-  shift::Layout layout_;
-  int64_t tile_bytes_ = 0, packed_bytes_ = 0, workspace_bytes_ = 0;
-  int64_t multipliers_ = 0, partials_ = 0;
-  int32_t partial_count_ = 0;
-
-  bool training() const { return problem_.tail == Tail::kBatchNormTrain; }
-  bool empty() const { return is_empty(problem_.conv); }
-  int64_t partial_bytes() const {
-    return problem_.conv.out_channels * partial_count_ * int64_t(sizeof(CountedMoments));
-  }
-  Status check(const ConvBuffers& buffers) const noexcept;
-  std::unique_ptr<shift::PrepareParams> prepare_params(const ConstTensor4& weight,
-                                                       void* packed) const noexcept;
-  Status multiply(shift::Params* params, void* stream) const noexcept;
-  Status bind_programs(const ConvBuffers& buffers, bool normalises,
-                       DeviceProgram* program) const noexcept;
 };
 
-std::string ShiftPlan::packed_key() const {
-  std::string key = to_string(policy_);
-  const shift::Geometry& g = layout_.g;
-  for (const int32_t number : {g.pitch, g.patch, g.lane_groups, g.stack})
-    key += " " + std::to_string(number);
-  return key;
-}
-
-std::string ShiftPlan::describe() const {
-  if (empty()) return "nothing to do: the output is empty";
-  const shift::Geometry& g = layout_.g;
-  std::string text = problem_.packed_weight ? "the frozen weight is packed\n" : "pack weight\n";
-  text += to_string(problem_.conv) + ": " + to_string(policy_) + ", straight from " +
-          (problem_.channels_last ? "the input to channels_last" : "the input to NCHW");
-  text += ", " + std::to_string(layout_.tile_count) + " tiles of " + std::to_string(g.tile_blocks) +
-          " x " + (g.stack > 1 ? std::to_string(g.stack) + " rows of " : "") +
-          std::to_string(g.block_outputs) + " results of " +
-          std::to_string(std::min(g.out_channels, g.m_blocks * 64)) + " channels";
-  if (policy_.planes == 2) {
-    const int32_t once = layout_.steps_at_once;
-    text += layout_.four_products() ? ", four" : ", three";
-    text += " products, promoted every " + std::to_string(16 * once) + " of K";
-    text += "; what is below 2^-16 of the largest input in its tile loses accuracy";
-  }
-  if (!weights_stay(g)) text += ", weights streamed";
-  if (g.piece_rows > 0) {
-    text += ", x in " + std::to_string(g.pieces) + " pieces of " + std::to_string(g.piece_rows) +
-            " rows where it is contiguous";
-  }
-  if (problem_.program.count > 0) text += "\n  epilogue: " + to_string(problem_.program);
-  if (problem_.tail == Tail::kBatchNormEval) {
-    text += "\n  epilogue: batch_norm with the running statistics";
-  }
-  if (training()) {
-    text +=
-        ": statistics only\nmerge partials, update running statistics\nthe convolution again\n"
-        "  epilogue: batch_norm with the batch's statistics";
-  }
-  if (problem_.after.count > 0) text += "\n  epilogue: " + to_string(problem_.after);
-  return text;
-}
-
-Status ShiftPlan::check(const ConvBuffers& buffers) const noexcept {
-  CUTFUSE_CHECK(
-      buffers.x.data != nullptr && buffers.weight.data != nullptr && buffers.out != nullptr,
-      Code::kInvalidValue, "x, weight and out must not be null");
-  CUTFUSE_CHECK(
-      workspace_bytes_ == 0 || (buffers.workspace != nullptr &&
-                                reinterpret_cast<uintptr_t>(buffers.workspace) % kAlignment == 0),
-      Code::kInvalidValue, "workspace %p must be %lld bytes of device memory aligned to 256 bytes",
-      buffers.workspace, static_cast<long long>(workspace_bytes_));
-  CUTFUSE_CHECK(!problem_.packed_weight || buffers.packed != nullptr, Code::kInvalidValue,
-                "the plan expects a packed weight, got null");
-  const BatchNormBuffers& bn = buffers.batch_norm;
-  CUTFUSE_CHECK(!training() || (bn.save_mean != nullptr && bn.save_invstd != nullptr),
-                Code::kInvalidValue, "training needs save_mean and save_invstd, got null");
-  CUTFUSE_CHECK(!training() || bn.running_mean == nullptr || bn.momentum >= 0.0 ||
-                    bn.num_batches_tracked != nullptr,
-                Code::kInvalidValue,
-                "momentum None averages over num_batches_tracked, which is null");
-  const bool both = bn.running_mean != nullptr && bn.running_var != nullptr;
-  const bool none = bn.running_mean == nullptr && bn.running_var == nullptr;
-  CUTFUSE_CHECK(problem_.tail == Tail::kNone || both || (training() && none), Code::kInvalidValue,
-                "running_mean and running_var must be given together, and always in eval");
-  return {};
-}
-
-std::unique_ptr<shift::PrepareParams> ShiftPlan::prepare_params(const ConstTensor4& weight,
-                                                                void* packed) const noexcept {
-  std::unique_ptr<shift::PrepareParams> params(new (std::nothrow) shift::PrepareParams);
-  if (params == nullptr) return nullptr;
-  params->g = layout_.g;
-  params->weight = view_weight(problem_.conv, weight);
-  params->dtype = problem_.conv.dtype;
-  params->planes = policy_.planes;
-  params->element = policy_.element;
-  params->steps = static_cast<int32_t>(layout_.steps.size());
-  params->packed = packed;
-  if (packed != nullptr) params->exponents = at<int32_t>(packed, tile_bytes_);
-  std::copy(layout_.halves.begin(), layout_.halves.end(), params->halves);
-  return params;
-}
-
-Status ShiftPlan::pack(const ConstTensor4& weight, void* packed, void* stream) const noexcept {
-  CUTFUSE_CHECK(weight.data != nullptr && packed != nullptr &&
-                    reinterpret_cast<uintptr_t>(packed) % kAlignment == 0,
-                Code::kInvalidValue, "weight must not be null and packed aligned to 256 bytes");
-  const auto params = prepare_params(weight, packed);
-  CUTFUSE_CHECK(params != nullptr, Code::kOutOfMemory, "no host memory for the launch");
-  return shift::prepare(*params, stream);
-}
-
-/// The whole program with batch norm's step, or, for statistics, only what comes before it.
-Status ShiftPlan::bind_programs(const ConvBuffers& buffers, bool normalises,
-                                DeviceProgram* program) const noexcept {
-  const BatchNormBuffers& bn = buffers.batch_norm;
-  if (normalises) {
-    const void* mean = training() ? bn.save_mean : bn.running_mean;
-    const DType dtype = training() ? DType::kFloat32 : bn.running_dtype;
-    program->operands[0] = {mean, 1, 0, dtype};
-    program->operands[1] = {at<float>(buffers.workspace, multipliers_), 1, 0, DType::kFloat32};
-    program->operands[2] = {bn.bias, 1, 0, bn.affine_dtype};
-    program->operand_count = bn.bias != nullptr ? 3 : 2;
-  }
-  if (Status status = append(problem_.program, buffers.operands, buffers.operand_count, program);
-      !status.ok()) {
-    return status;
-  }
-  if (!normalises) return {};
-  append(Op::kSub, 0, program);
-  append(Op::kMul, 1, program);
-  if (bn.bias != nullptr) append(Op::kAdd, 2, program);
-  return append(problem_.after, buffers.after_operands, buffers.after_operand_count, program);
-}
-
-/// Leading steps that are one value a channel.
-int32_t count_affine_steps(const DeviceProgram& program) noexcept {
-  int32_t count = 0;
-  for (; count < program.count; ++count) {
-    const Step& step = program.steps[count];
-    const bool affine = step.op == Op::kAdd || step.op == Op::kSub || step.op == Op::kMul;
-    if (!affine || (step.operand >= 0 && program.operands[step.operand].col_stride != 0)) break;
-  }
-  return count;
-}
-
-/// Launches the kernel for the program that `params` has.
-Status ShiftPlan::multiply(shift::Params* params, void* stream) const noexcept {
-  const bool stores = params->partials == nullptr;
-  params->walk = layout_.walk(device_.sm_count, stores);
-  const DeviceProgram& program = params->program;
-  params->affine_steps = count_affine_steps(program);
-  params->clamps =
-      params->affine_steps < program.count &&
-      bounds_of(program.steps[params->affine_steps], &params->lowest, &params->highest);
-  params->first_staged = params->affine_steps + (params->clamps ? 1 : 0);
-  const shift::Role lean = stores ? shift::Role::kStore : shift::Role::kStatistics;
-  const bool needs_any = params->first_staged < program.count || (stores && !params->in_runs);
-  const shift::Instance* instance = find_instance(policy_, needs_any ? shift::Role::kAny : lean);
-  CUTFUSE_CHECK(instance != nullptr, Code::kNotSupported, "%s is not compiled",
-                to_string(policy_).c_str());
-  return instance->launch(*params, device_, stream);
-}
-
-Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {
-  if (empty()) return {};
-  if (Status status = check(buffers); !status.ok()) return status;
-  const bool eval = problem_.tail == Tail::kBatchNormEval;
-  auto* partials = training() ? at<CountedMoments>(buffers.workspace, partials_) : nullptr;
-  if (!problem_.packed_weight || problem_.tail != Tail::kNone) {
-    const auto prepared =
-        prepare_params(buffers.weight, problem_.packed_weight ? nullptr : buffers.workspace);
-    CUTFUSE_CHECK(prepared != nullptr, Code::kOutOfMemory, "no host memory for the launch");
-    if (eval) prepared->multipliers = at<float>(buffers.workspace, multipliers_);
-    prepared->batch_norm = buffers.batch_norm;
-    prepared->cleared = reinterpret_cast<uint32_t*>(partials);
-    prepared->cleared_words = training() ? partial_bytes() / 4 : 0;
-    if (Status status = shift::prepare(*prepared, stream); !status.ok()) return status;
-  }
-  std::unique_ptr<shift::Params> params(new (std::nothrow) shift::Params);
-  CUTFUSE_CHECK(params != nullptr, Code::kOutOfMemory, "no host memory for the launch");
-  const void* packed = problem_.packed_weight ? buffers.packed : buffers.workspace;
-  const PackedWeight weight{packed, at<const int32_t>(packed, tile_bytes_)};
-  if (Status status = bind(problem_, policy_, layout_, buffers, weight, params.get());
-      !status.ok()) {
-    return status;
-  }
-  if (training()) {
-    if (Status status = bind_programs(buffers, false, &params->program); !status.ok())
-      return status;
-    params->partials = partials;
-    params->partial_count = partial_count_;
-    if (Status status = multiply(params.get(), stream); !status.ok()) return status;
-    params->partials = nullptr;
-    params->program = DeviceProgram{};
-    if (Status status = batch_norm::finalise(partials, partial_count_, problem_.conv.out_channels,
-                                             buffers.batch_norm,
-                                             at<float>(buffers.workspace, multipliers_), stream);
-        !status.ok()) {
-      return status;
-    }
-  }
-  if (Status status = bind_programs(buffers, problem_.tail != Tail::kNone, &params->program);
-      !status.ok()) {
-    return status;
-  }
-  return multiply(params.get(), stream);
+/// Whether pixels are multiplied as a matrix.
+bool is_pointwise(const FusedConvProblem& problem, const DeviceProps& device) {
+  if (!pointwise::why_not(problem, device).ok()) return false;
+  return !shift::why_not(problem, device).ok() ||
+         pointwise::expected(problem, device) <= shift::expected(problem, device);
 }
 
 }  // namespace
@@ -277,58 +48,40 @@ Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcep
 
 Status why_not(const FusedConvProblem& problem, const DeviceProps& device) noexcept try {
   if (Status status = conv::check_problem(problem, device); !status.ok()) return status;
-  if (conv::is_empty(problem.conv)) return {};
-  ConvPolicy policy;
-  conv::shift::Layout layout;
-  return conv::select_policy(problem, device, &policy, &layout);
+  if (conv::is_empty(problem.conv) || conv::pointwise::why_not(problem, device).ok()) return {};
+  return conv::shift::why_not(problem, device);
 } catch (const std::bad_alloc&) {
-  return error(Code::kOutOfMemory, "no host memory for the launch");
+  return conv::no_memory();
 }
 
 Status why_slower(const FusedConvProblem& problem, const DeviceProps& device) noexcept try {
-  ConvPolicy policy;
-  conv::shift::Layout layout;
   if (conv::is_empty(problem.conv) || !why_not(problem, device).ok()) return {};
-  if (Status status = conv::select_policy(problem, device, &policy, &layout); !status.ok()) {
-    return status;
-  }
-  const double ours = conv::estimate(problem, policy, layout, device);
-  const double eager = conv::estimate_eager(problem);
-  // What PyTorch needs at least it exceeds by a tenth nearly always.
-  CUTFUSE_CHECK(ours <= 1.1 * eager, Code::kNotSupported,
-                "%s: PyTorch is expected to be faster, no fewer than %.0f us against %.0f",
-                to_string(problem.conv).c_str(), eager, ours);
-  return {};
+  const bool products = conv::pointwise::why_not(problem, device).ok();
+  const bool shifts = conv::shift::why_not(problem, device).ok();
+  if (products && shifts && conv::shift::why_slower(problem, device).ok()) return {};
+  return products ? conv::pointwise::why_slower(problem, device)
+                  : conv::shift::why_slower(problem, device);
 } catch (const std::bad_alloc&) {
-  return error(Code::kOutOfMemory, "no host memory for the plan");
+  return conv::no_memory();
 }
 
 Status make_conv_plan(const FusedConvProblem& problem, const DeviceProps& device,
                       const ConvPolicy* forced, ConvPlan** plan) noexcept try {
+  *plan = nullptr;
   if (Status status = conv::check_problem(problem, device); !status.ok()) return status;
-  ConvPolicy policy;
-  conv::shift::Layout layout;
-  if (!conv::is_empty(problem.conv)) {
-    if (forced != nullptr) {
-      policy = *forced;
-      CUTFUSE_CHECK(conv::find_instance(policy, conv::shift::Role::kStore) != nullptr,
-                    Code::kNotSupported, "%s is not compiled", to_string(policy).c_str());
-      CUTFUSE_CHECK(conv::suits(policy, problem.conv), Code::kNotSupported,
-                    "%s has not the planes of %s", to_string(policy).c_str(),
-                    to_string(problem.conv).c_str());
-      if (Status status = conv::shift::lay_out(problem.conv, policy, device, &layout);
-          !status.ok()) {
-        return status;
-      }
-    } else if (Status status = conv::select_policy(problem, device, &policy, &layout);
-               !status.ok()) {
-      return status;
-    }
+  std::unique_ptr<conv::MechanismPlan> made;
+  if (conv::is_empty(problem.conv)) {
+    made = std::make_unique<conv::EmptyPlan>(problem, device);
+  } else {
+    const bool pointwise =
+        forced != nullptr ? forced->tile_n == 0 : conv::is_pointwise(problem, device);
+    const auto make = pointwise ? conv::pointwise::make_plan : conv::shift::make_plan;
+    if (Status status = make(problem, device, forced, &made); !status.ok()) return status;
   }
-  *plan = new conv::ShiftPlan(problem, device, policy, std::move(layout));
+  *plan = made.release();
   return {};
 } catch (const std::bad_alloc&) {
-  return error(Code::kOutOfMemory, "no host memory for the launch");
+  return conv::no_memory();
 }
 
 void destroy_conv_plan(ConvPlan* plan) noexcept { delete plan; }
@@ -336,13 +89,13 @@ void destroy_conv_plan(ConvPlan* plan) noexcept { delete plan; }
 Status pack(const ConvPlan& plan, const ConstTensor4& weight, void* packed, void* stream) noexcept {
   CurrentDevice device;
   if (Status status = device.enter(plan.device().index); !status.ok()) return status;
-  return static_cast<const conv::ShiftPlan&>(plan).pack(weight, packed, stream);
+  return static_cast<const conv::MechanismPlan&>(plan).pack(weight, packed, stream);
 }
 
 Status run(const ConvPlan& plan, const ConvBuffers& buffers, void* stream) noexcept {
   CurrentDevice device;
   if (Status status = device.enter(plan.device().index); !status.ok()) return status;
-  return static_cast<const conv::ShiftPlan&>(plan).launch(buffers, stream);
+  return static_cast<const conv::MechanismPlan&>(plan).launch(buffers, stream);
 }
 
 }  // namespace cutfuse

@@ -164,7 +164,7 @@ Status select_policy(const FusedConvProblem& problem, const DeviceProps& device,
         for (const int32_t chunk : {0, 64, 32, 16}) {
           for (const int32_t stages : {3, 2}) {
             const ConvPolicy candidate{all[i].tile_n, planes, kElement, m_blocks,
-                                       strip,         chunk,  stages};
+                                       strip,         chunk,  stages,   {}};
             shift::Layout found;
             const Status status = shift::lay_out(problem.conv, candidate, device, &found);
             if (!status.ok()) {
@@ -194,15 +194,15 @@ Status select_policy(const FusedConvProblem& problem, const DeviceProps& device,
 bool operator==(const ConvPolicy& a, const ConvPolicy& b) noexcept {
   return a.tile_n == b.tile_n && a.planes == b.planes && a.element == b.element &&
          a.m_blocks == b.m_blocks && a.strip == b.strip && a.chunk == b.chunk &&
-         a.stages == b.stages;
+         a.stages == b.stages && a.gemm == b.gemm;
 }
 
 std::string to_string(const ConvPolicy& policy) {
   char text[128];
-  std::snprintf(text, sizeof(text), "ConvPolicy{%d, %d, DType::%s, %d, %d, %d, %d}", policy.tile_n,
+  std::snprintf(text, sizeof(text), "ConvPolicy{%d, %d, DType::%s, %d, %d, %d, %d", policy.tile_n,
                 policy.planes, policy.element == DType::kBFloat16 ? "kBFloat16" : "kFloat16",
                 policy.m_blocks, policy.strip, policy.chunk, policy.stages);
-  return text;
+  return text + (policy.tile_n == 0 ? ", " + to_string(policy.gemm) + "}" : std::string("}"));
 }
 
 int32_t compiled_policies(ConvPolicy* policies, int32_t capacity) noexcept {

@@ -77,7 +77,10 @@ Status check_problem(const FusedConvProblem& problem, const DeviceProps& device)
                 "a convolution's tail is batch_norm or nothing");
   CUTFUSE_CHECK(tail || problem.after.count == 0, Code::kInvalidValue,
                 "a program after no tail belongs to the first program");
-  if (Status status = check_device(device); !status.ok()) return status;
+  return check_device(device);
+}
+
+Status check_sums(const FusedConvProblem& problem, const DeviceProps& device) noexcept {
   CUTFUSE_CHECK(device.major == 9, Code::kNotSupported,
                 "convolutions have kernels for compute capability 9.0 only, not %d.%d",
                 device.major, device.minor);

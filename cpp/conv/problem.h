@@ -12,9 +12,12 @@ namespace cutfuse::conv {
 /// each other and no product overflows.
 Status validate(const ConvProblem& problem) noexcept;
 
-/// As validate(), and kNotSupported where a sum, a type or a device has no kernel whatever the
-/// sizes.
+/// As validate(), of programs and tail too, and kNotSupported where the build has nothing for the
+/// device.
 Status check_problem(const FusedConvProblem& problem, const DeviceProps& device) noexcept;
+
+/// kNotSupported where a sum or a device has no shift kernel whatever the sizes.
+Status check_sums(const FusedConvProblem& problem, const DeviceProps& device) noexcept;
 
 /// Whether there is nothing to compute.
 inline bool is_empty(const ConvProblem& p) {

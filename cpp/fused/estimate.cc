@@ -1,10 +1,11 @@
 /// \file
 /// Expected times of a problem here and in PyTorch, which decide who runs it.
+#include "fused/estimate.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "core/status.h"
-#include "cutfuse/fused.h"
 #include "fused/plan.h"
 #include "skinny/multiply.h"
 
@@ -40,40 +41,6 @@ double skinnys(const FusedProblem& problem, const DeviceProps& device) {
                                              : 1.7;
   return 6.0 + copying(problem.gemm) + std::max(bytes / 3.4e6, step * steps) +
          out * (8.0 * parts + double(size_of(dtype))) / kBandwidth;
-}
-
-double ours(const FusedProblem& problem, const DeviceProps& device) {
-  if (fused::is_skinny(problem)) return skinnys(problem, device);
-  const auto [m, n, k, precision, dtype] = problem.gemm;
-  const int32_t planes = plane_count(problem.gemm);
-  const GemmPolicy policy = fused::select_policy(problem, {}, device);
-  double time = 6.0 + copying(problem.gemm);
-  if (planes > 0) {
-    const double split =
-        double(m) * double(k) + (problem.weight_planes ? 0.0 : double(n) * double(k));
-    time += kLaunch + split * (4.0 + 2.0 * planes) / kBandwidth;
-  }
-  const bool large = policy.tile_n == 256;
-  const double k_tile = planes == 2 ? (policy.promote_k == 16 ? 1.9 : 1.1 * policy.tile_n / 128.0)
-                                    : (large ? 0.62 : 0.42);
-  // The result leaves by the copy engine only if its rows are 16 bytes apart, or multiples of that.
-  double epilogue = n * size_of(dtype) % 16 == 0 ? 2.5 : n % 2 == 0 ? 5.0 : 10.0;
-  for (int32_t i = 0; i < problem.program.count; ++i) {
-    epilogue += problem.program.steps[i].op >= Op::kSigmoid ? 3.0 : 0.5;
-  }
-  if (large) epilogue *= 2.0;
-  const double tiles = ceil_div(double(m), policy.tile_m) * ceil_div(double(n), policy.tile_n);
-  const double waves = ceil_div(tiles * policy.split_k, device.sm_count);
-  time += waves * (ceil_div(ceil_div(double(k), 64.0), policy.split_k) * k_tile + epilogue);
-  const double out = double(m) * double(n);
-  if (policy.split_k > 1) time += kLaunch + out * 4.0 * (policy.split_k + 1) / kBandwidth;
-  if (fused::exchanging_blocks(problem, policy, device) != 0) {
-    time += kLaunch + 5.0 * waves;
-  } else if (problem.tail == Tail::kBatchNormTrain) {
-    time += 2 * kLaunch + 2.0 * out * double(size_of(dtype)) / kBandwidth;
-  }
-  if (problem.tail == Tail::kLogSumExp) time += kLaunch;
-  return time;
 }
 
 double torchs(const FusedProblem& problem) {
@@ -113,8 +80,42 @@ double torchs(const FusedProblem& problem) {
 
 }  // namespace
 
+double fused::expected(const FusedProblem& problem, const DeviceProps& device) {
+  if (fused::is_skinny(problem)) return skinnys(problem, device);
+  const auto [m, n, k, precision, dtype] = problem.gemm;
+  const int32_t planes = plane_count(problem.gemm);
+  const GemmPolicy policy = fused::select_policy(problem, {}, device);
+  double time = 6.0 + copying(problem.gemm);
+  if (planes > 0) {
+    const double split =
+        double(m) * double(k) + (problem.weight_planes ? 0.0 : double(n) * double(k));
+    time += kLaunch + split * (4.0 + 2.0 * planes) / kBandwidth;
+  }
+  const bool large = policy.tile_n == 256;
+  const double k_tile = planes == 2 ? (policy.promote_k == 16 ? 1.9 : 1.1 * policy.tile_n / 128.0)
+                                    : (large ? 0.62 : 0.42);
+  // The result leaves by the copy engine only if its rows are 16 bytes apart, or multiples of that.
+  double epilogue = n * size_of(dtype) % 16 == 0 ? 2.5 : n % 2 == 0 ? 5.0 : 10.0;
+  for (int32_t i = 0; i < problem.program.count; ++i) {
+    epilogue += problem.program.steps[i].op >= Op::kSigmoid ? 3.0 : 0.5;
+  }
+  if (large) epilogue *= 2.0;
+  const double tiles = ceil_div(double(m), policy.tile_m) * ceil_div(double(n), policy.tile_n);
+  const double waves = ceil_div(tiles * policy.split_k, device.sm_count);
+  time += waves * (ceil_div(ceil_div(double(k), 64.0), policy.split_k) * k_tile + epilogue);
+  const double out = double(m) * double(n);
+  if (policy.split_k > 1) time += kLaunch + out * 4.0 * (policy.split_k + 1) / kBandwidth;
+  if (fused::exchanging_blocks(problem, policy, device) != 0) {
+    time += kLaunch + 5.0 * waves;
+  } else if (problem.tail == Tail::kBatchNormTrain) {
+    time += 2 * kLaunch + 2.0 * out * double(size_of(dtype)) / kBandwidth;
+  }
+  if (problem.tail == Tail::kLogSumExp) time += kLaunch;
+  return time;
+}
+
 Status why_slower(const FusedProblem& problem, const DeviceProps& device) noexcept {
-  const double here = ours(problem, device);
+  const double here = fused::expected(problem, device);
   const double there = torchs(problem);
   if (here <= there) {
     return {};

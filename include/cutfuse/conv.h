@@ -10,6 +10,7 @@
 #include "cutfuse/device.h"
 #include "cutfuse/export.h"
 #include "cutfuse/fused.h"
+#include "cutfuse/gemm.h"
 #include "cutfuse/program.h"
 #include "cutfuse/status.h"
 #include "cutfuse/types.h"
@@ -49,17 +50,25 @@ struct FusedConvProblem {
   Program after;               ///< must be empty without a tail (append to `program` instead)
   bool packed_weight = false;  ///< the caller brings what pack() wrote (frozen module)
   bool channels_last = false;  ///< of out; x and weight have any strides
+  /// Elements between pixels of x where all of them are equally far apart, in the order of out, so
+  /// that a 1x1 convolution may run as a matrix product; 0 otherwise. Of 16-bit tensors a multiple
+  /// of 8, and only if x and weight have contiguous channels and start at a multiple of 16 bytes,
+  /// and weight is dense.
+  int64_t pixel_stride = 0;
 };
 
 /// Everything that selects and configures one compiled kernel.
 struct ConvPolicy {
-  int32_t tile_n = 0;               ///< pixels of one tensor-core instruction
+  int32_t tile_n = 0;               ///< pixels of one tensor-core instruction; 0: see `gemm`
   int32_t planes = 1;               ///< fp16 planes of x and of the weight: 2 at ieee
   DType element = DType::kFloat16;  ///< of the planes, or of the tensors
   int32_t m_blocks = 1;  ///< blocks of 64 output channels at once: 2, or 2 blocks of pixels
   int32_t strip = 0;     ///< output columns of a strip of the image; 0: whole rows
   int32_t chunk = 0;     ///< input channels, with their phases, in shared memory at once
   int32_t stages = 2;    ///< patches of the input in shared memory
+  /// If tile_n is 0: of a 1x1 convolution as a matrix product, nothing else is read then. As it is
+  /// by default it stands for the one that is selected.
+  GemmPolicy gemm;
 };
 
 CUTFUSE_API bool operator==(const ConvPolicy& a, const ConvPolicy& b) noexcept;
@@ -80,7 +89,8 @@ struct ConvBuffers {
   ConstTensor4 weight;           ///< read also when it is packed, to repair non-finite results
   const void* packed = nullptr;  ///< if problem.packed_weight
   /// Host arrays. Strides of an operand are of channels and of pixels of a plane: (0, 0) a scalar,
-  /// (s, 0) a per-channel vector, (out_height * out_width, 1) a contiguous tensor of out's shape.
+  /// (s, 0) a per-channel vector, (out_height * out_width, 1) a contiguous tensor of out's shape. A
+  /// plan with policy.tile_n 0 takes any strides.
   const Operand* operands = nullptr;
   int32_t operand_count = 0;
   const Operand* after_operands = nullptr;

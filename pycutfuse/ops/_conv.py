@@ -238,8 +238,11 @@ def conv2d(
     On compute capability 9.0, straight from x of any strides, whatever the kernel, stride, padding
     and dilation (groups of few channels waste most of a kernel), where the weight's reach is at
     most 127 pixels, strides are at most 16 and a patch of the image fits in shared memory; at
-    ``"ieee"`` for sums of 16 to 4,608 terms. Where PyTorch is expected to be faster, which many
-    channels and channels_last favour, it runs instead; `pycutfuse.explain` says which and why.
+    ``"ieee"`` for sums of 16 to 4,608 terms. A 1x1 convolution of channels_last images, of stride 1
+    and without padding and groups, is a matrix product of pixels by the kernels of `linear`, on
+    every architecture that has those; its operands broadcast as they like. Where PyTorch is
+    expected to be faster, which many channels and channels_last favour otherwise, it runs instead;
+    `pycutfuse.explain` says which and why.
 
     Raises
     ------

@@ -12,22 +12,16 @@ from pycutfuse import support
 from pycutfuse._knobs import knobs
 from pycutfuse._loader import native
 from pycutfuse.geometry import memory_format
-from pycutfuse.ops import _conv_call, _conv_packed, _gate, _launch, _workspace
+from pycutfuse.ops import _conv_call, _conv_layout, _conv_packed, _gate, _launch, _workspace
 from pycutfuse.ops._conv_call import Call
 from pycutfuse.ops._frozen import raw_stream
 from pycutfuse.ops._launch import MAX_RECIPES, Refusal
-from pycutfuse.ops._layout import Operands, addresses, copied
+from pycutfuse.ops._layout import ALIGNMENT, Operands, addresses
 from pycutfuse.program import EMPTY
-from pycutfuse.support import ConvProblem, dtype_code
+from pycutfuse.support import ConvProblem
 
 if TYPE_CHECKING:
     from pycutfuse._C import ConvPlan, ConvPolicy
-
-OPERAND_REASON = "an operand that is neither a scalar, nor one value per channel, nor a full tensor"
-CHANNELS_LAST_REASON = "a full operand beside a channels_last result"
-# Elements from the first to the last of an image, as kernels count them in 32 bits.
-MAX_SPAN = 2**30
-SPAN_REASON = "an image of more than 2^30 elements"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,48 +43,12 @@ class ConvRecipe:
     operands: Operands  # the bias first, if there is one
     after_operands: Operands
     norm_dtypes: tuple[int, int]  # of the batch norm's parameters, and of its statistics
+    by_pixels: bool  # whether pixels are multiplied as a matrix
 
-
-def _strides(operand: Tensor, shape: Sequence[int], channels_last: bool) -> tuple[int, int] | str:
-    """Channel and pixel stride by which a kernel reads `operand`, or why it does not."""
-    if operand.numel() == 1:
-        return 0, 0
-    sizes = (1,) * (len(shape) - operand.dim()) + tuple(operand.shape)
-    if operand.numel() == sizes[-3]:
-        return operand.stride(-3), 0
-    full = (1,) * (len(shape) - 4) + tuple(shape)
-    if sizes != full:
-        return OPERAND_REASON
-    return CHANNELS_LAST_REASON if channels_last else (shape[-2] * shape[-1], 1)
-
-
-def _x_strides(x: Tensor) -> tuple[bool, tuple[int, ...]] | None:
-    """Whether x is to be copied, and its strides (N, C, H, W) then; None if it is too large."""
-    channels, height, width = x.shape[-3:]
-    strides = x.stride() if x.dim() == 4 else (0, *x.stride())
-    sizes = zip((channels, height, width), strides[1:], strict=True)
-    if sum((size - 1) * step for size, step in sizes) < MAX_SPAN:
-        return False, strides
-    if channels * height * width > MAX_SPAN:
-        return None
-    return True, (channels * height * width, height * width, width, 1)
-
-
-def _operands(
-    bias: Tensor | None, operands: Sequence[Tensor], shape: tuple[int, ...], channels_last: bool
-) -> Operands | str:
-    flat: list[int] = []
-    copies = []
-    if bias is not None:
-        flat += (0, bias.stride(0), 0, dtype_code(bias.dtype))
-    for at, operand in enumerate(operands, len(flat) // 4):
-        found = _strides(operand, shape, channels_last)
-        if isinstance(found, str):
-            return found
-        flat += (0, *found, dtype_code(operand.dtype))
-        if found[1] and not operand.is_contiguous():
-            copies.append(at)
-    return Operands(flat, tuple(copies), shape)
+    @property
+    def aligned(self) -> bool:
+        """Whether x and weight must start at a multiple of `ALIGNMENT`."""
+        return self.by_pixels and self.dtype is not torch.float32
 
 
 def _problem(call: Call, shape: tuple[int, ...], tier: str, channels_last: bool) -> ConvProblem:
@@ -116,6 +74,7 @@ def _problem(call: Call, shape: tuple[int, ...], tier: str, channels_last: bool)
             dtype,
             False,  # packed
             channels_last,
+            _conv_layout.pixel_stride(call.x, call.weight),
             call.x.get_device(),
         )
     )
@@ -141,17 +100,10 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
     if 0 in shape or 0 in x.shape or 0 in weight.shape:
         return Refusal("an empty problem", False)
     _check_snapshot(call)
-    read = _x_strides(x)
+    read = _conv_layout.x_strides(x)
     if read is None:
-        return Refusal(SPAN_REASON, False)
+        return Refusal(_conv_layout.SPAN_REASON, False)
     channels_last = memory_format(x, weight, call.geometry) is torch.channels_last
-    inner = _operands(bias, call.operands, shape, channels_last)
-    outer = _operands(None, call.after_operands, shape, channels_last)
-    for found in (inner, outer):
-        if isinstance(found, str):
-            return Refusal(found, True)
-    assert isinstance(inner, Operands)
-    assert isinstance(outer, Operands)
     problem = _problem(call, shape, tier, channels_last)
     reason = support.conv_why_not(problem) or support.conv_why_slower(problem)
     if reason is not None:
@@ -159,7 +111,16 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
     plan = _plan(problem)
     if call.snapshot is not None and plan.packed_bytes > 0:
         problem = problem._replace(packed=True)
-        plan = _plan(problem)
+        plan = _plan(problem, plan.policy)
+    by_pixels = plan.policy.tile_n == 0
+    lay_out = _conv_layout.by_pixels if by_pixels else _conv_layout.by_planes
+    inner = lay_out(bias, call.operands, shape, channels_last)
+    outer = lay_out(None, call.after_operands, shape, channels_last)
+    for found in (inner, outer):
+        if isinstance(found, str):
+            return Refusal(found, True)
+    assert isinstance(inner, Operands)
+    assert isinstance(outer, Operands)
     moment_bytes = 8 * problem.out_channels if call.tail == "batch_norm_train" else 0
     return ConvRecipe(
         problem,
@@ -176,6 +137,7 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
         inner,
         outer,
         _launch._norm_dtypes(call.statistics),
+        by_pixels,
     )
 
 
@@ -282,7 +244,7 @@ def lookup_bare(call: Call, tier: str) -> ConvRecipe | Refusal:
     program = EMPTY if call.bias is None else _conv_call.with_bias(EMPTY)
     problem = found.problem._replace(program=program, tail="none", after=EMPTY, packed=False)
     plan = _plan(problem, found.plan.policy)
-    inner = _operands(call.bias, (), found.out_shape, problem.channels_last)
+    inner = _conv_layout.by_planes(call.bias, (), found.out_shape, problem.channels_last)
     assert isinstance(inner, Operands)
     return replace(
         found,
@@ -322,9 +284,19 @@ def _norm_numbers(
 def _unpacked(recipe: ConvRecipe) -> ConvRecipe:
     """The same launch with the weight as it is."""
     problem = recipe.problem._replace(packed=False)
-    plan = _plan(problem)
+    plan = _plan(problem, recipe.plan.policy)
     arena = _arena(plan, recipe.moment_bytes)
     return replace(recipe, problem=problem, plan=plan, workspace_bytes=arena)
+
+
+def _aligned(recipe: ConvRecipe, x: Tensor, weight: Tensor) -> tuple[ConvRecipe, Tensor, Tensor]:
+    """The launch of copies that start where kernels read 16-bit tensors."""
+    x = x.movedim(-3, -1).clone(memory_format=torch.contiguous_format).movedim(-1, -3)
+    problem = recipe.problem._replace(pixel_stride=recipe.problem.channels)
+    strides = x.stride() if x.dim() == 4 else (0, *x.stride())
+    plan = _plan(problem, recipe.plan.policy)
+    made = replace(recipe, problem=problem, plan=plan, x_strides=strides)
+    return made, x, weight.clone()
 
 
 def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor:
@@ -344,10 +316,14 @@ def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor
     # Copies are kept by the names they replace until the launch is queued.
     if recipe.copies_x:
         x = x.contiguous()
+    if recipe.aligned and (x.data_ptr() | weight.data_ptr()) % ALIGNMENT:
+        recipe, x, weight = _aligned(recipe, x, weight)
     if recipe.operands.copies:
-        operands = copied(recipe.operands, operands)
+        operands = _conv_layout.copied(recipe.operands, operands, recipe.by_pixels)
     if recipe.after_operands.copies:
-        after_operands = copied(recipe.after_operands, after_operands)
+        after_operands = _conv_layout.copied(
+            recipe.after_operands, after_operands, recipe.by_pixels
+        )
     out = _empty_out(recipe)
     workspace_at, owner = 0, None
     if recipe.workspace_bytes:

@@ -15,7 +15,7 @@ from pycutfuse.program import describe
 
 PACKED_NOTE = "the frozen weight is packed at the first call of this size"
 X_NOTE = "x is copied first: its images span 2^30 elements or more"
-COPY_NOTE = "operand {} is copied first: a full operand is read contiguous"
+COPY_NOTE = "operand {} is copied first: it is read by one stride of channels and one of pixels"
 
 
 def resolved_tier(call: Call) -> str:

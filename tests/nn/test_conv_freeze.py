@@ -99,6 +99,19 @@ def test_nothing_is_packed_under_capture(monkeypatch, binding: ConvBinding) -> N
         assert binding.last["packed"] != 0
 
 
+def test_a_matrix_product_of_pixels_stays_one_under_capture(monkeypatch, binding) -> None:
+    layer = pcf.freeze(pcf.nn.Conv2d(8, 6, 1, epilogue=(pcf.relu(),), precision="ieee").eval())
+    x = batch().contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for capturing in (True, False):
+            monkeypatch.setattr(
+                torch.cuda, "is_current_stream_capturing", lambda found=capturing: found
+            )
+            torch.testing.assert_close(layer(x), layer.to_torch()(x))
+            assert (binding.last["packed"] == 0) == capturing
+            assert binding.last["problem"].pixel_stride == 8
+
+
 def test_forms_are_few(monkeypatch, binding: ConvBinding) -> None:
     monkeypatch.setattr(_conv_packed, "MAX_FORMS", 1)
     layer = pcf.freeze(make("conv"))

@@ -20,7 +20,7 @@ from . import simulated
 NAMES = (
     "batch channels height width out_channels kernel_h kernel_w stride_h stride_w pad_h pad_w "
     "dilation_h dilation_w groups out_h out_w transposed program tail after precision dtype "
-    "packed_weight channels_last"
+    "packed_weight channels_last pixel_stride"
 ).split()
 
 
@@ -35,13 +35,26 @@ def tensor_at(address: int, shape: Sequence[int], strides: Sequence[int], dtype:
 @dataclass
 class Plan:
     problem: Any  # of `ConvBinding.ConvProblem`
-    policy: object
+    policy: Any
     workspace_bytes: int
     packed_bytes: int
     packed_key: str
 
     def describe(self) -> str:
         return "simulated convolution"
+
+
+def is_by_pixels(p: Any) -> bool:
+    """Whether a matrix product of pixels takes the problem, whatever its size."""
+    settings = (p.kernel_h, p.kernel_w, p.stride_h, p.stride_w, p.groups, p.pad_h, p.pad_w)
+    narrow = p.dtype != 0
+    return (
+        settings == (1, 1, 1, 1, 1, 0, 0)
+        and (p.out_h, p.out_w) == (p.height, p.width)
+        and p.pixel_stride > 0
+        and not (narrow and (p.transposed or p.channels % 8))
+        and (p.channels_last or p.height * p.width == 1)
+    )
 
 
 class ConvBinding(simulated.Binding):
@@ -68,7 +81,8 @@ class ConvBinding(simulated.Binding):
         size = problem.channels * problem.out_channels // problem.groups
         packed = 4 * size * problem.kernel_h * problem.kernel_w
         key = f"{problem.precision} {problem.height % 2}"
-        return Plan(problem, policy, 0 if problem.dtype else 1000, packed, key)
+        made = policy or SimpleNamespace(tile_n=0 if is_by_pixels(problem) else 128)
+        return Plan(problem, made, 0 if problem.dtype else 1000, packed, key)
 
     def _weight_shape(self, problem: Any) -> tuple[int, ...]:
         channels = problem.channels, problem.out_channels
@@ -92,7 +106,12 @@ class ConvBinding(simulated.Binding):
         self.last = {"workspace": workspace, "promotion": promotion, "stream": stream}
         self.last |= {"packed": packed, "problem": p}
         assert bool(packed) == p.packed_weight
-        images = tensor_at(x, (p.batch, p.channels, p.height, p.width), x_strides, p.dtype)
+        by_pixels = plan.policy.tile_n == 0
+        if by_pixels:
+            images = _pixels(x, x_strides, p)
+            assert not p.dtype or (x % 16 == weight % 16 == 0 and weight_strides[1] == 1)
+        else:
+            images = tensor_at(x, (p.batch, p.channels, p.height, p.width), x_strides, p.dtype)
         shape = self._weight_shape(p)
         if packed:
             count = shape[0] * shape[1] * shape[2] * shape[3]
@@ -100,10 +119,10 @@ class ConvBinding(simulated.Binding):
         else:
             values = tensor_at(weight, shape, weight_strides, p.dtype)
         z = _convolve(images.float(), values.float(), p)
-        z = apply_program(z, *p.program, _operands(operands, p))
+        z = apply_program(z, *p.program, _operands(operands, p, by_pixels))
         if p.tail:
             z = self._batch_norm(z, p.tail == 1, stats, momentum, eps)
-        z = apply_program(z, *p.after, _operands(after_operands, p))
+        z = apply_program(z, *p.after, _operands(after_operands, p, by_pixels))
         k, h, w = p.out_channels, p.out_h, p.out_w
         strides = (h * w * k, 1, w * k, k) if p.channels_last else (k * h * w, h * w, w, 1)
         tensor_at(out, (p.batch, k, h, w), strides, p.dtype).copy_(z)
@@ -116,13 +135,24 @@ def _convolve(x: Tensor, weight: Tensor, p: Any) -> Tensor:
     return taps.forward(x.double(), weight.double(), (p.out_h, p.out_w)).float()
 
 
-def _operands(flat: Sequence[int], p: Any) -> list[Tensor]:
+def _pixels(x: int, strides: Sequence[int], p: Any) -> Tensor:
+    """x (N, C, H, W), read as a matrix of pixels."""
+    shape = (p.batch * p.height * p.width, p.channels)
+    assert is_by_pixels(p)
+    assert not p.dtype or (strides[1] == 1 and p.pixel_stride % 8 == 0)
+    rows = tensor_at(x, shape, (p.pixel_stride, strides[1]), p.dtype)
+    return rows.view(p.batch, p.height, p.width, p.channels).movedim(-1, 1)
+
+
+def _operands(flat: Sequence[int], p: Any, by_pixels: bool) -> list[Tensor]:
     found = []
     shape = (p.batch, p.out_channels, p.out_h, p.out_w)
     for at in range(0, len(flat), 4):
         address, channel, pixel, dtype = flat[at : at + 4]
         strides = (0, channel, 0, 0)
-        if pixel:
+        if by_pixels:
+            strides = (p.out_h * p.out_w * pixel, channel, p.out_w * pixel, pixel)
+        elif pixel:
             assert (channel, pixel) == (p.out_h * p.out_w, 1)
             assert not p.channels_last
             strides = (p.out_channels * channel, channel, p.out_w, 1)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import pycutfuse as pcf
 from pycutfuse import config
 from pycutfuse.geometry import Geometry, memory_format
-from pycutfuse.ops import _conv, _conv_launch, _launch
+from pycutfuse.ops import _conv, _conv_launch, _conv_layout, _launch
 from pycutfuse.ops import _conv_raw as raw
 from pycutfuse.testing import exact_promotion, generate, guarded
 
@@ -167,7 +167,7 @@ def test_a_copied_image(monkeypatch, batch: int | None, layout: str, binding: Co
     case = ConvCase(batch=batch)
     tensors = case.draw(draw, layout=layout)
     call = _conv.prepare_conv2d(*tensors, **case.options, precision="ieee")
-    monkeypatch.setattr(_conv_launch, "MAX_SPAN", 4 * 9 * 8)
+    monkeypatch.setattr(_conv_layout, "MAX_SPAN", 4 * 9 * 8)
     for _ in range(2):
         torch.testing.assert_close(launch(case, *tensors), case.theirs(*tensors))
     found = _conv_launch.lookup(call, "ieee")

@@ -19,8 +19,8 @@ CPP_ROOMS = {
     "row_reduce": BASE,
     "skinny": BASE,
     "gemm": BASE | {"program", "split", "batch_norm"},
-    "conv": BASE | {"program", "batch_norm"},
     "fused": BASE | {"program", "split", "batch_norm", "row_reduce", "skinny", "gemm"},
+    "conv": BASE | {"program", "batch_norm", "fused"},
     "bindings": set(),  # sees the contract only
 }
 CPP_FILES = files("cpp", suffixes=CPP)

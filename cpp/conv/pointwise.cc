@@ -1,0 +1,180 @@
+/// \file
+/// A 1x1 convolution as a linear layer of its pixels: problem and buffers in the words of
+/// cutfuse/fused.h, whose plan does the rest.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "conv/plan.h"
+#include "core/status.h"
+#include "cutfuse/fused.h"
+#include "cutfuse/split.h"
+#include "fused/estimate.h"
+
+namespace cutfuse::conv::pointwise {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+/// Rows are pixels and columns output channels.
+Status as_linear(const FusedConvProblem& problem, FusedProblem* linear) noexcept {
+  const ConvProblem& p = problem.conv;
+  const bool plain = p.kernel_h == 1 && p.kernel_w == 1 && p.stride_h == 1 && p.stride_w == 1 &&
+                     p.pad_h == 0 && p.pad_w == 0 && p.groups == 1 && p.out_height == p.height &&
+                     p.out_width == p.width;
+  const bool narrow = p.dtype != DType::kFloat32;
+  // The channels of a transposed convolution's weight lie apart.
+  const bool readable = !narrow || (!p.transposed && p.channels % 8 == 0);
+  const bool rows = problem.channels_last || p.height * p.width == 1;
+  CUTFUSE_CHECK(plain && readable && rows && problem.pixel_stride > 0, Code::kNotSupported,
+                "%s is no matrix product of pixels", to_string(p).c_str());
+  linear->gemm = {p.batch * p.height * p.width, p.out_channels, p.channels, p.precision, p.dtype};
+  linear->program = problem.program;
+  linear->tail = problem.tail;
+  linear->after = problem.after;
+  linear->weight_planes = problem.packed_weight && !narrow;
+  linear->x_leading = narrow ? problem.pixel_stride : 0;
+  linear->weight_leading = narrow ? p.channels : 0;
+  return {};
+}
+
+/// Strides of channels and pixels, as those of rows and columns.
+Status turn(const Operand* operands, int32_t count, Operand* turned) noexcept {
+  CUTFUSE_CHECK(count <= kMaxSteps, Code::kInvalidValue, "%d operands; a program has at most %d",
+                count, kMaxSteps);
+  std::transform(operands, operands + count, turned, [](Operand operand) {
+    std::swap(operand.row_stride, operand.col_stride);
+    return operand;
+  });
+  return {};
+}
+
+struct PlanDeleter {
+  void operator()(Plan* plan) const { destroy_plan(plan); }
+};
+
+class PointwisePlan final : public MechanismPlan {
+ public:
+  PointwisePlan(const FusedConvProblem& problem, Plan* plan) : problem_(problem), plan_(plan) {
+    policy_.gemm = plan->policy();
+  }
+
+  const FusedConvProblem& problem() const noexcept override { return problem_; }
+  const ConvPolicy& policy() const noexcept override { return policy_; }
+  const DeviceProps& device() const noexcept override { return plan_->device(); }
+  int64_t workspace_bytes() const noexcept override { return plan_->workspace_bytes(); }
+  int64_t packed_bytes() const noexcept override { return words_at_ + layout_.word_bytes; }
+  std::string packed_key() const override { return std::to_string(planes_) + " planes of rows"; }
+  std::string describe() const override {
+    return to_string(problem_.conv) + ": a matrix product of its pixels\n" + plan_->describe();
+  }
+
+  Status lay_out() noexcept;
+  Status pack(const ConstTensor4& weight, void* packed, void* stream) const noexcept override;
+  Status launch(const ConvBuffers& buffers, void* stream) const noexcept override;
+
+ private:
+  FusedConvProblem problem_;
+  ConvPolicy policy_;
+  std::unique_ptr<Plan, PlanDeleter> plan_;
+  int32_t planes_ = 0;  // of the weight, which is read as it is where there are none
+  PlanesLayout layout_;
+  int64_t words_at_ = 0;
+
+  ConstMatrix matrix(const ConstTensor4& weight) const noexcept;
+};
+
+Status PointwisePlan::lay_out() noexcept {
+  const GemmProblem& gemm = plan_->problem().gemm;
+  planes_ = policy_.gemm.arch == 0 ? 0 : plane_count(gemm);
+  if (planes_ == 0) return {};
+  if (Status status = planes_layout(gemm.n, gemm.k, planes_, &layout_); !status.ok()) return status;
+  words_at_ = (layout_.plane_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return {};
+}
+
+ConstMatrix PointwisePlan::matrix(const ConstTensor4& weight) const noexcept {
+  const ConvProblem& p = problem_.conv;
+  if (p.transposed) return {weight.data, weight.strides[1], weight.strides[0], p.dtype};
+  // The stride of a dimension of size one says nothing.
+  const bool narrow = p.dtype != DType::kFloat32;
+  return {weight.data, narrow ? p.channels : weight.strides[0], weight.strides[1], p.dtype};
+}
+
+Status PointwisePlan::pack(const ConstTensor4& weight, void* packed, void* stream) const noexcept {
+  CUTFUSE_CHECK(weight.data != nullptr && packed != nullptr &&
+                    reinterpret_cast<uintptr_t>(packed) % kAlignment == 0,
+                Code::kInvalidValue, "weight must not be null and packed aligned to 256 bytes");
+  if (planes_ == 0) return {};
+  const GemmProblem& gemm = plan_->problem().gemm;
+  auto* words = reinterpret_cast<int32_t*>(static_cast<char*>(packed) + words_at_);
+  return split(matrix(weight), gemm.n, gemm.k, planes_, packed, words, plan_->device(), stream);
+}
+
+Status PointwisePlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {
+  FusedBuffers linear;
+  linear.x = {buffers.x.data, problem_.pixel_stride, buffers.x.strides[1], problem_.conv.dtype};
+  linear.weight = matrix(buffers.weight);
+  if (problem_.packed_weight && planes_ > 0) {
+    CUTFUSE_CHECK(buffers.packed != nullptr, Code::kInvalidValue,
+                  "the plan expects a packed weight, got null");
+    linear.weight_planes = buffers.packed;
+    linear.weight_words =
+        reinterpret_cast<const int32_t*>(static_cast<const char*>(buffers.packed) + words_at_);
+  }
+  Operand operands[kMaxSteps], after_operands[kMaxSteps];
+  for (const auto& [from, count, to] :
+       {std::tuple(buffers.operands, buffers.operand_count, operands),
+        std::tuple(buffers.after_operands, buffers.after_operand_count, after_operands)}) {
+    if (Status status = turn(from, count, to); !status.ok()) return status;
+  }
+  linear.operands = operands;
+  linear.operand_count = buffers.operand_count;
+  linear.after_operands = after_operands;
+  linear.after_operand_count = buffers.after_operand_count;
+  linear.out = {buffers.out, problem_.conv.out_channels, problem_.conv.dtype};
+  linear.batch_norm = buffers.batch_norm;
+  linear.workspace = buffers.workspace;
+  linear.promotion = buffers.promotion;
+  return run(*plan_, linear, stream);
+}
+
+}  // namespace
+
+Status why_not(const FusedConvProblem& problem, const DeviceProps& device) {
+  FusedProblem linear;
+  if (Status status = as_linear(problem, &linear); !status.ok()) return status;
+  return cutfuse::why_not(linear, device);
+}
+
+Status why_slower(const FusedConvProblem& problem, const DeviceProps& device) {
+  FusedProblem linear;
+  if (Status status = as_linear(problem, &linear); !status.ok()) return status;
+  return cutfuse::why_slower(linear, device);
+}
+
+double expected(const FusedConvProblem& problem, const DeviceProps& device) {
+  FusedProblem linear;
+  return as_linear(problem, &linear).ok() ? fused::expected(linear, device) : INFINITY;
+}
+
+Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
+                 const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan) {
+  FusedProblem linear;
+  if (Status status = as_linear(problem, &linear); !status.ok()) return status;
+  const bool selects = forced == nullptr || forced->gemm == GemmPolicy{};
+  Plan* inner = nullptr;
+  if (Status status = cutfuse::make_plan(linear, device, selects ? nullptr : &forced->gemm, &inner);
+      !status.ok()) {
+    return status;
+  }
+  auto made = std::make_unique<PointwisePlan>(problem, inner);
+  if (Status status = made->lay_out(); !status.ok()) return status;
+  *plan = std::move(made);
+  return {};
+}
+
+}  // namespace cutfuse::conv::pointwise
