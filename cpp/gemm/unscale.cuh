@@ -24,9 +24,9 @@ __device__ __forceinline__ void for_each_pair(const Body& body) {
   });
 }
 
-/// Whether a row word is of a finite row with an exponent in the plain range.
+/// Whether a row word is of a finite row over which steps may be folded.
 __device__ __forceinline__ bool is_plain(int32_t word) {
-  return !row_has_nonfinite(word) && abs(row_exponent(word)) <= kPlainExponent;
+  return !row_has_nonfinite(word) && folds_exactly(row_exponent(word));
 }
 
 /// v *= 2^-(row exponent + column exponent), with the columns' words in slot 0. Returns whether a

@@ -14,6 +14,12 @@ namespace cutfuse {
 /// While no exponent is beyond +-60 the scale 2^-(a + b) of a value is itself an fp32 number.
 inline constexpr int kPlainExponent = 60;
 
+/// Of what steps may be folded over: values of inputs below 2^25, whose sums are below 2^80, so
+/// that no step on the way overflows, which PyTorch's would.
+__device__ __forceinline__ bool folds_exactly(int exponent) {
+  return exponent >= -10 && exponent <= kPlainExponent;
+}
+
 /// 2^e for e in [-126, 127].
 __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((127 + e) << 23); }
 
@@ -40,7 +46,7 @@ __device__ FoldedColumn fold(const DeviceProgram& program, int steps, int32_t ex
                              const Read& operand) {
   double scale = 1.0;
   double shift = 0.0;
-  bool plain = abs(exponent) <= kPlainExponent;
+  bool plain = folds_exactly(exponent);
   for (int i = 0; i < steps; ++i) {
     const Step& step = program.steps[i];
     const double o = step.operand < 0 ? step.constants[0] : operand(step.operand);

@@ -44,11 +44,7 @@ class ConvRecipe:
     after_operands: Operands
     norm_dtypes: tuple[int, int]  # of the batch norm's parameters, and of its statistics
     by_pixels: bool  # whether pixels are multiplied as a matrix
-
-    @property
-    def aligned(self) -> bool:
-        """Whether x and weight must start at a multiple of `ALIGNMENT`."""
-        return self.by_pixels and self.dtype is not torch.float32
+    aligned: bool  # whether x and weight must start at a multiple of `ALIGNMENT`
 
 
 def _problem(call: Call, shape: tuple[int, ...], tier: str, channels_last: bool) -> ConvProblem:
@@ -138,6 +134,7 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
         outer,
         _launch._norm_dtypes(call.statistics),
         by_pixels,
+        by_pixels and x.dtype is not torch.float32,
     )
 
 

@@ -136,3 +136,21 @@ def test_two_to_the_31_elements(cuda: torch.device, fused: None) -> None:
     z = x.double() @ weight[part].double().T
     exact = F.batch_norm(z, None, None, training=True)
     torch.testing.assert_close(normal[:, part].double(), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tier", ["ieee", "tf32"])
+@pytest.mark.parametrize(
+    ("x_size", "weight_size", "factors"),
+    [(1e17, 1e17, (1e9, 1e-9)), (1e19, 1e20, (0.0, 1.0)), (2.0**70, 2.0**-70, (2.0, 0.5))],
+)
+def test_steps_that_are_folded_overflow_where_torchs_do(
+    x_size: float, weight_size: float, factors, tier: str, cuda: torch.device, fused: None
+) -> None:
+    x, weight = (one.abs() for one in data(cuda))
+    x, weight = x * x_size, weight * weight_size
+    steps = tuple(pcf.mul(factor) for factor in factors)
+    value = F.linear(x, weight)
+    for factor in factors:
+        value = value * factor
+    ours = pcf.ops.linear(x, weight, epilogue=steps, precision=tier)
+    assert torch.equal(kinds(ours), kinds(value))

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 
 #include "core/launch.h"
+#include "core/once_ok.h"
 #include "core/status.h"
 #include "gemm/launcher.h"
 #include "gemm/sm80/epilogue.cuh"
@@ -61,10 +61,7 @@ class Sm80Gemm final : public Launcher {
   }
 
   Status launch(const GemmCall& call, void* stream) noexcept override {
-    std::call_once(once_, [&] { prepared_ = prepare(); });
-    if (!prepared_.ok()) {
-      return prepared_;
-    }
+    if (Status status = prepared_.run([&] { return prepare(); }); !status.ok()) return status;
     Params params{operands_, order_, call.epilogue};
     params.operands.a = static_cast<const char*>(call.a_planes);
     params.operands.b = static_cast<const char*>(call.b_planes);
@@ -80,8 +77,7 @@ class Sm80Gemm final : public Launcher {
   Operands operands_;
   TileOrder order_;
   int32_t parts_;
-  std::once_flag once_;
-  Status prepared_;
+  OnceOk prepared_;
 
   Status prepare() const noexcept {
     const int64_t tiles = int64_t(order_.tiles_m) * order_.tiles_n;

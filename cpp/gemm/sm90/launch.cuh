@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "core/driver.h"
+#include "core/once_ok.h"
 #include "core/status.h"
 #include "gemm/launcher.h"
 #include "gemm/sm90/epilogue.cuh"
@@ -42,10 +43,7 @@ class Sm90Gemm final : public Launcher {
   Status launch(const GemmCall& call, void* stream) noexcept override {
     // The first call encodes the tensor maps and lifts the shared-memory limit; later calls copy
     // the parameters and patch addresses (encoding anew would cost 19 us a call).
-    std::call_once(prepared_once_, [&] { prepared_ = prepare(call); });
-    if (!prepared_.ok()) {
-      return prepared_;
-    }
+    if (Status status = prepared_.run([&] { return prepare(call); }); !status.ok()) return status;
     Params params = params_;
     static_cast<EpilogueArguments&>(params.epilogue) = call.epilogue;
     params.mainloop.promotion = call.promotion;
@@ -112,8 +110,8 @@ class Sm90Gemm final : public Launcher {
   GemmPolicy policy_;
   OperandLayout layout_;
   DeviceProps device_;
-  std::once_flag prepared_once_, counted_once_;
-  Status prepared_;
+  OnceOk prepared_;
+  std::once_flag counted_once_;
   int32_t resident_blocks_ = 0;
   Params params_;
   Matrix out_;  // what out_map was encoded for

@@ -134,8 +134,9 @@ __global__ void __launch_bounds__(kConsumers + producers(kN, kPlanes), 1)
 template <int kN, int kPlanes, class Element, Role kRole>
 Status launch_shift(const Params& params, const DeviceProps& device, void* stream) noexcept {
   auto* kernel = &shift_kernel<kN, kPlanes, Element, kRole>;
+  // The limit is the function's, which other threads launch with more or less.
   CUTFUSE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    params.shared.total));
+                                    static_cast<int>(device.shared_bytes)));
   const int32_t walks = (params.tile_count + params.walk - 1) / params.walk;
   const int32_t blocks = walks < device.sm_count ? walks : device.sm_count;
   return launch(kernel, dim3(static_cast<unsigned>(blocks)),
