@@ -19,8 +19,8 @@ struct Named {
   int64_t least;
 };
 
-Status check_sizes(const ConvProblem& p) noexcept {
-  const Named sizes[] = {
+std::array<Named, 16> sizes_of(const ConvProblem& p) noexcept {
+  return {{
       {"batch", p.batch, 0},
       {"channels", p.channels, 0},
       {"height", p.height, 0},
@@ -37,12 +37,33 @@ Status check_sizes(const ConvProblem& p) noexcept {
       {"dilation_h", p.dilation_h, 1},
       {"dilation_w", p.dilation_w, 1},
       {"groups", p.groups, 1},
-  };
-  for (const Named& size : sizes) {
+  }};
+}
+
+Status check_sizes(const ConvProblem& p) noexcept {
+  for (const Named& size : sizes_of(p)) {
     CUTFUSE_CHECK(size.value >= size.least, Code::kInvalidValue,
                   "%s is %lld; it must be at least %lld", size.name, print(size.value),
                   print(size.least));
   }
+  return {};
+}
+
+/// kNotSupported where products of two numbers would not fit 64 bits, or one of them 32.
+Status check_limits(const ConvProblem& p) noexcept {
+  constexpr int64_t kLimit = int64_t(1) << 30;
+  for (const Named& size : sizes_of(p)) {
+    CUTFUSE_CHECK(size.value < kLimit, Code::kNotSupported,
+                  "%s is %lld; kernels take less than 2^30, and more is PyTorch's", size.name,
+                  print(size.value));
+  }
+  int64_t made = 0;
+  const bool fits =
+      checked_multiply(p.stride_h * p.stride_w, p.out_channels, &made) && made < kLimit;
+  CUTFUSE_CHECK(!p.transposed || fits, Code::kNotSupported,
+                "%lld channels of a transposed convolution of stride %lldx%lld; kernels make less "
+                "than 2^30 with their phases, and more is PyTorch's",
+                print(p.out_channels), print(p.stride_h), print(p.stride_w));
   return {};
 }
 
@@ -56,7 +77,7 @@ Status validate(const ConvProblem& p) noexcept {
   for (const auto& [a, b, c, d] : {
            std::array{p.batch, p.channels, p.height, p.width},
            std::array{p.batch, p.out_channels, p.out_height, p.out_width},
-           std::array{p.out_channels, p.channels, p.kernel_h, p.kernel_w},
+           std::array{p.out_channels, p.channels / p.groups, p.kernel_h, p.kernel_w},
        }) {
     int64_t product = 0;
     CUTFUSE_CHECK(checked_multiply(a, b, &product) && checked_multiply(product, c, &product) &&
@@ -70,6 +91,7 @@ Status validate(const ConvProblem& p) noexcept {
 
 Status check_problem(const FusedConvProblem& problem, const DeviceProps& device) noexcept {
   if (Status status = validate(problem.conv); !status.ok()) return status;
+  if (Status status = check_limits(problem.conv); !status.ok()) return status;
   if (Status status = validate(problem.program, kMaxSteps); !status.ok()) return status;
   if (Status status = validate(problem.after, kMaxSteps); !status.ok()) return status;
   const bool tail = problem.tail == Tail::kBatchNormTrain || problem.tail == Tail::kBatchNormEval;

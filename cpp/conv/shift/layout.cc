@@ -110,6 +110,9 @@ Status set_tiles(const ConvPolicy& policy, bool by_pieces, Geometry* g) noexcept
     const int64_t crossings = ceil_div(g->block_outputs, g->out_width);
     span = (g->tile_blocks - 1) * (g->block_outputs + 1 + crossings * (g->pitch - g->out_width));
   }
+  CUTFUSE_CHECK(int64_t(g->out_height) * g->pitch < kMaxExtent, Code::kNotSupported,
+                "%d rows of %d pixels with padding; a kernel numbers fewer than 2^30",
+                g->out_height, g->pitch);
   g->tiles = static_cast<int32_t>(ceil_div(g->blocks, g->tile_blocks));
   const int64_t patch =
       span + policy.tile_n + int64_t(g->reach_rows + g->stack - 1) * g->pitch + g->reach_columns;
@@ -280,6 +283,9 @@ Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy
                 Code::kNotSupported,
                 "%s: filters reach at most 127 pixels, with strides up to 16, in images of fewer "
                 "than 32768 rows",
+                to_string(p).c_str());
+  CUTFUSE_CHECK(p.out_height * p.stride_h < kMaxExtent && p.out_width * p.stride_w < kMaxExtent,
+                Code::kNotSupported, "%s: results span 2^30 pixels and more, which is PyTorch's",
                 to_string(p).c_str());
   *layout = Layout{};
   Geometry& g = layout->g;

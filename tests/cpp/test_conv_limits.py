@@ -1,0 +1,51 @@
+"""Sizes beyond what kernels count in 32 bits are handed over, and nonsense is named as such."""
+
+from typing import Any
+
+import pytest
+
+from .native import binding
+from .test_conv_plan import H200, problem
+
+_C = binding()
+
+CONV = (1, 16, 8, 64, 16, 3, 1, 0, 1, 1, False)
+TRANSPOSED = (1, 16, 1, 64, 16, 3, 1, 0, 1, 1, True)
+FLAT = {"kernel_h": 1, "kernel_w": 8}
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "words"),
+    [
+        (TRANSPOSED, {"stride_h": 1 << 32}, "stride_h is 4294967296"),
+        (TRANSPOSED, {"stride_h": 1 << 30, "stride_w": 1 << 30}, "stride_h is 1073741824"),
+        (TRANSPOSED, {"stride_h": 1 << 16, "stride_w": 1 << 16}, "of stride 65536x65536"),
+        (CONV, {"kernel_h": 2, "dilation_h": 1 << 62, "pad_h": 1 << 61}, "pad_h is"),
+        (CONV, {"dilation_h": (1 << 32) + 1}, "dilation_h is 4294967297"),
+        (CONV, {"pad_h": 1 << 62}, "pad_h is"),
+        (CONV, {"pad_h": (1 << 32) + 1, "out_h": 64}, "pad_h is 4294967297"),
+        (CONV, {"height": 0, "width": 1 << 32}, "width is 4294967296"),
+        (
+            CONV,
+            {**FLAT, "pad_h": 1 << 29, "stride_h": 16, "out_h": (1 << 26) + 1, "out_w": 1},
+            "results span 2^30 pixels",
+        ),
+        (
+            (1, 16, 32767, 1, 16, 1, 1, 0, 1, 1, False),
+            {**FLAT, "pad_h": 200_000_000, "pad_w": 4, "out_h": 400_032_767, "out_w": 2},
+            "400032767 rows of 10 pixels",
+        ),
+    ],
+    ids=str,
+)
+def test_sizes_of_more_than_30_bits_are_handed_over(
+    shape: tuple[Any, ...], changes: dict[str, int], words: str
+) -> None:
+    assert words in _C.conv_why_not(problem(shape, **changes), H200)
+
+
+def test_a_depthwise_weight_is_not_counted_as_a_full_one() -> None:
+    """Its elements are fewer by the number of groups."""
+    many = (1 << 30) - 2
+    shape = (1, many, 1, 1, many, 3, 1, 1, 1, many, False)
+    assert _C.conv_why_not(problem(shape), H200) is not None
