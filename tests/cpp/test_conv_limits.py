@@ -1,5 +1,6 @@
 """Sizes beyond what kernels count in 32 bits are handed over, and nonsense is named as such."""
 
+import re
 from typing import Any
 
 import pytest
@@ -49,3 +50,20 @@ def test_a_depthwise_weight_is_not_counted_as_a_full_one() -> None:
     many = (1 << 30) - 2
     shape = (1, many, 1, 1, many, 3, 1, 1, 1, many, False)
     assert _C.conv_why_not(problem(shape), H200) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch": (1 << 30) - 1, "out_h": 4}, "2^30 tiles and more"),
+        (
+            {"out_channels": 1 << 28, "channels": 1 << 28, "groups": 1 << 28, "out_h": 2},
+            "rows of weights",
+        ),
+    ],
+)
+def test_tiles_and_rows_of_weights_have_32_bit_numbers(changes: dict[str, int], words: str) -> None:
+    policy = _C.ConvPolicy(128, 1, 1, 1, 0, 0, 2)
+    shape = (1, 1, 64, 80, 1, 3, 1, 1, 1, 1, False)
+    with pytest.raises(NotImplementedError, match=re.escape(words)):
+        _C.make_conv_plan(problem(shape, **changes), H200, policy)

@@ -5,6 +5,7 @@
 
 #include "conv/problem.h"
 #include "conv/shift/reading.h"
+#include "core/checked_math.h"
 #include "core/status.h"
 
 namespace cutfuse::conv::shift {
@@ -268,6 +269,22 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   return {};
 }
 
+/// Tiles, to which blocks add how many they skip, and rows of packed weights have 32-bit numbers.
+Status count_tiles(Layout* layout) noexcept {
+  const Geometry& g = layout->g;
+  const int64_t outer = layout->outer();
+  CUTFUSE_CHECK(outer * g.weight_rows < kMaxExtent, Code::kNotSupported,
+                "%d groups of %d tiles of output channels have 2^30 rows of weights and more",
+                g.groups, g.m_tiles);
+  const bool fits =
+      checked_multiply(outer * g.batch, int64_t(g.strips) * g.tiles, &layout->tile_count);
+  CUTFUSE_CHECK(fits && layout->tile_count < kMaxExtent, Code::kNotSupported,
+                "%d images of %d strips of %d tiles, %lld times: 2^30 tiles and more; split the "
+                "batch",
+                g.batch, g.strips, g.tiles, static_cast<long long>(outer));
+  return {};
+}
+
 /// With so many rows stacked, and x in pieces or not.
 Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy& policy,
                   const DeviceProps& device, int32_t stack, bool by_pieces,
@@ -303,10 +320,7 @@ Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy
   set_promotion(policy, layout);
   share_out(policy, layout);
   if (Status status = set_shared(policy, device, layout); !status.ok()) return status;
-  layout->tile_count = layout->outer() * g.batch * g.strips * g.tiles;
-  CUTFUSE_CHECK(layout->tile_count < (int64_t(1) << 31), Code::kNotSupported, "%lld tiles",
-                static_cast<long long>(layout->tile_count));
-  return {};
+  return count_tiles(layout);
 }
 
 Status lay_out_stacked(const ConvProblem& p, const Interleave& made, const ConvPolicy& policy,
