@@ -67,3 +67,19 @@ def test_tiles_and_rows_of_weights_have_32_bit_numbers(changes: dict[str, int], 
     shape = (1, 1, 64, 80, 1, 3, 1, 1, 1, 1, False)
     with pytest.raises(NotImplementedError, match=re.escape(words)):
         _C.make_conv_plan(problem(shape, **changes), H200, policy)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("m_blocks", value) for value in (0, 3, 4, -1)),
+        *(("stages", value) for value in (-1, 0, 1, 5, 6)),
+        *(("chunk", value) for value in (-16, 4)),
+        *(("strip", value) for value in (-8, 4, (1 << 31) - 8)),
+    ],
+)
+def test_policies_that_no_kernel_can_run_are_refused(name: str, value: int) -> None:
+    policy = _C.ConvPolicy(128, 1, 1, 1, 0, 0, 2)
+    setattr(policy, name, value)
+    with pytest.raises(NotImplementedError, match=name):
+        _C.make_conv_plan(problem(CONV), H200, policy)

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kMaxExtent = int64_t(1) << 30;
 constexpr int32_t kMaxRing = 64;     // slabs that Control has barriers for
+constexpr int32_t kMaxStages = 4;    // patches that it has them for
 constexpr int32_t kReach = 1 << 18;  // bytes that a descriptor can name
 
 void set_problem(const ConvProblem& p, Geometry* g) {
@@ -92,7 +93,7 @@ Status set_tiles(const ConvPolicy& policy, bool by_pieces, Geometry* g) noexcept
   if (policy.strip != 0) {
     g->strip = policy.strip;
     g->strips = static_cast<int32_t>(ceil_div(g->out_width, policy.strip));
-    CUTFUSE_CHECK(policy.strip % kSector == 0 && policy.strip + kSector <= policy.tile_n,
+    CUTFUSE_CHECK(policy.strip % kSector == 0 && policy.strip <= policy.tile_n - kSector,
                   Code::kNotSupported, "a strip of %d columns and alignment exceed %d pixels",
                   policy.strip, policy.tile_n);
     // A block's last pixels, beyond the strip's, are of the next row.
@@ -336,12 +337,25 @@ Status lay_out_stacked(const ConvProblem& p, const Interleave& made, const ConvP
   return {};
 }
 
+Status check_arguments(const ConvPolicy& policy) {
+  CUTFUSE_CHECK(policy.m_blocks == 1 || policy.m_blocks == 2, Code::kNotSupported,
+                "%s: m_blocks must be 1 or 2", to_string(policy).c_str());
+  CUTFUSE_CHECK(policy.stages >= 2 && policy.stages <= kMaxStages, Code::kNotSupported,
+                "%s: stages must be 2 to %d", to_string(policy).c_str(), kMaxStages);
+  CUTFUSE_CHECK(policy.chunk >= 0 && policy.chunk % kLanes == 0 && policy.strip >= 0,
+                Code::kNotSupported,
+                "%s: chunk must be a multiple of %d and strip a width, or 0 for all",
+                to_string(policy).c_str(), kLanes);
+  return {};
+}
+
 }  // namespace
 
 Status lay_out(const ConvProblem& problem, const ConvPolicy& policy, const DeviceProps& device,
                Layout* layout) noexcept {
   CUTFUSE_CHECK(problem.out_height * problem.out_width < kMaxExtent, Code::kNotSupported,
                 "%s: a size of 2^30 and more is PyTorch's", to_string(problem).c_str());
+  if (Status status = check_arguments(policy); !status.ok()) return status;
   const ConvProblem p = as_convolution(problem);
   const Interleave made = interleave_of(problem);
   // Where few channels would leave rows of the instruction empty, it makes several rows of results.
