@@ -305,6 +305,10 @@ Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy
   CUTFUSE_CHECK(p.out_height * p.stride_h < kMaxExtent && p.out_width * p.stride_w < kMaxExtent,
                 Code::kNotSupported, "%s: results span 2^30 pixels and more, which is PyTorch's",
                 to_string(p).c_str());
+  const int64_t terms = p.channels / p.groups * p.kernel_h * p.kernel_w;
+  CUTFUSE_CHECK(terms <= 16 * kMaxSteps, Code::kNotSupported,
+                "%s: sums of %lld terms have more than %d steps of 16", to_string(p).c_str(),
+                static_cast<long long>(terms), kMaxSteps);
   *layout = Layout{};
   Geometry& g = layout->g;
   set_problem(p, &g);
@@ -316,7 +320,14 @@ Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy
                 g.chunks, policy.tile_n);
   if (Status status = set_tiles(policy, by_pieces, &g); !status.ok()) return status;
   layout->shared.group_bytes = g.patch * 16;
-  layout->shared.plane_bytes = g.chunk_groups * layout->shared.group_bytes;
+  const int64_t plane_bytes = int64_t(g.chunk_groups) * layout->shared.group_bytes;
+  // Steps of what does not fit would take seconds to list.
+  CUTFUSE_CHECK(plane_bytes * policy.planes * policy.stages < device.shared_bytes,
+                Code::kNotSupported,
+                "%lld bytes of shared memory are too few for %d patches of %lld bytes and weights",
+                static_cast<long long>(device.shared_bytes), policy.stages,
+                static_cast<long long>(plane_bytes * policy.planes));
+  layout->shared.plane_bytes = static_cast<int32_t>(plane_bytes);
   if (Status status = set_steps(layout); !status.ok()) return status;
   set_promotion(policy, layout);
   share_out(policy, layout);
