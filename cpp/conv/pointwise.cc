@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kAlignment = 256;
 
 /// Rows are pixels and columns output channels.
-Status as_linear(const FusedConvProblem& problem, FusedProblem* linear) noexcept {
+Status as_linear(const FusedConvProblem& problem, FusedProblem* linear) {
   const ConvProblem& p = problem.conv;
   const bool plain = p.kernel_h == 1 && p.kernel_w == 1 && p.stride_h == 1 && p.stride_w == 1 &&
                      p.pad_h == 0 && p.pad_w == 0 && p.groups == 1 && p.out_height == p.height &&

@@ -148,7 +148,7 @@ double estimate_eager(const FusedConvProblem& problem) noexcept {
 }
 
 Status select_policy(const FusedConvProblem& problem, const DeviceProps& device, ConvPolicy* policy,
-                     shift::Layout* layout) noexcept {
+                     shift::Layout* layout) {
   const ConvProblem p = as_convolution(problem.conv);
   const int32_t planes = planes_of(p);
   double best = INFINITY;

@@ -9,7 +9,7 @@ namespace cutfuse::conv {
 
 /// The cheapest policy by estimate(), with its layout; kNotSupported if none takes the problem.
 Status select_policy(const FusedConvProblem& problem, const DeviceProps& device, ConvPolicy* policy,
-                     shift::Layout* layout) noexcept;
+                     shift::Layout* layout);
 
 /// Microseconds of a call, from sizes.
 double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,

@@ -24,7 +24,7 @@ class TwoPlans final : public ChainPlan {
   int64_t workspace_bytes() const noexcept override { return arena_.size(); }
   std::string describe() const override { return first_->describe() + "\n" + second_->describe(); }
 
-  Status make(const ChainProblem& problem, const DeviceProps& device) noexcept {
+  Status make(const ChainProblem& problem, const DeviceProps& device) {
     const bool wide = problem.first.gemm.dtype == DType::kFloat32;
     Status status = fused::make(problem.first, device, nullptr, {false, wide}, &first_);
     if (status.ok()) {
@@ -76,7 +76,7 @@ class TwoPlans final : public ChainPlan {
 }  // namespace
 }  // namespace fused
 
-Status why_not(const ChainProblem& problem, const DeviceProps& device) noexcept {
+Status why_not(const ChainProblem& problem, const DeviceProps& device) noexcept try {
   const auto& [first, second] = problem;
   if (Status status = why_not(first, device); !status.ok()) return status;
   if (Status status = why_not(second, device); !status.ok()) return status;
@@ -96,6 +96,8 @@ Status why_not(const ChainProblem& problem, const DeviceProps& device) noexcept 
                 "values fit planes of one exponent",
                 to_string(first.program).c_str());
   return {};
+} catch (const std::bad_alloc&) {
+  return error(Code::kOutOfMemory, "no host memory to say why");
 }
 
 Status make_chain(const ChainProblem& problem, const DeviceProps& device,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 
 #include "core/status.h"
 #include "fused/plan.h"
@@ -114,7 +115,7 @@ double fused::expected(const FusedProblem& problem, const DeviceProps& device) {
   return time;
 }
 
-Status why_slower(const FusedProblem& problem, const DeviceProps& device) noexcept {
+Status why_slower(const FusedProblem& problem, const DeviceProps& device) noexcept try {
   const double here = fused::expected(problem, device);
   const double there = torchs(problem);
   if (here <= there) {
@@ -123,6 +124,8 @@ Status why_slower(const FusedProblem& problem, const DeviceProps& device) noexce
   return error(Code::kNotSupported,
                "%s: PyTorch's kernels are expected to be faster (%.0f against %.0f us)",
                to_string(problem.gemm).c_str(), there, here);
+} catch (const std::bad_alloc&) {
+  return error(Code::kOutOfMemory, "no host memory to say why");
 }
 
 }  // namespace cutfuse

@@ -56,7 +56,7 @@ int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
                           const DeviceProps& device) noexcept;
 
 /// kNotSupported or kInvalidValue unless `policy` is compiled and runs the problem.
-Status check(const FusedProblem& problem, const GemmPolicy& policy, Links links) noexcept;
+Status check(const FusedProblem& problem, const GemmPolicy& policy, Links links);
 
 /// The policy of a plan for which none is forced.
 GemmPolicy select_policy(const FusedProblem& problem, Links links,

@@ -62,7 +62,7 @@ GemmPolicy select_policy(const FusedProblem& problem, Links links,
   return exchanging_blocks(problem, by_columns, device) != 0 ? by_columns : policy;
 }
 
-Status check(const FusedProblem& problem, const GemmPolicy& policy, Links links) noexcept {
+Status check(const FusedProblem& problem, const GemmPolicy& policy, Links links) {
   const bool skinny = policy.arch == kSkinny;
   CUTFUSE_CHECK(policy.split_k >= 1 && (!skinny || !links.reads_planes), Code::kNotSupported,
                 "%s: split_k must be at least 1, and planes be multiplied by tensor cores",

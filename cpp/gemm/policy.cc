@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "core/status.h"
@@ -148,7 +149,7 @@ int32_t gemm::blocks_of_whole_columns(const GemmProblem& problem, const GemmPoli
   return static_cast<int32_t>(rows * ceil_div(columns, waves));
 }
 
-Status check_policy(const GemmProblem& problem, const GemmPolicy& policy) noexcept {
+Status check_policy(const GemmProblem& problem, const GemmPolicy& policy) noexcept try {
   const gemm::Instance* instance = gemm::find_instance(policy);
   CUTFUSE_CHECK(instance != nullptr, Code::kNotSupported,
                 "%s is not compiled; compiled_policies() lists what is", to_string(policy).c_str());
@@ -159,6 +160,8 @@ Status check_policy(const GemmProblem& problem, const GemmPolicy& policy) noexce
   CUTFUSE_CHECK(policy.split_k >= 1 && policy.swizzle >= 1, Code::kInvalidValue,
                 "%s: split_k and swizzle must be at least 1", to_string(policy).c_str());
   return {};
+} catch (const std::bad_alloc&) {
+  return error(Code::kOutOfMemory, "no host memory to say why");
 }
 
 int32_t compiled_policies(GemmPolicy* policies, int32_t capacity) noexcept {

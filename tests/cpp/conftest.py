@@ -14,7 +14,12 @@ collect_ignore_glob: list[str] = []
 if NVCC is None and native().binding is None:
     collect_ignore_glob.append("test_*.py")
 elif NVCC is None and not host_modules():
-    collect_ignore_glob += ["test_checked_math.py", "test_logsumexp.py", "test_status.py"]
+    collect_ignore_glob += [
+        "test_checked_math.py",
+        "test_logsumexp.py",
+        "test_no_memory.py",
+        "test_status.py",
+    ]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,12 +2,15 @@
 // what a logsumexp does with indices and values.
 #include <pybind11/pybind11.h>
 
+#include <cstdlib>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "core/build.h"
 #include "core/checked_math.h"
 #include "core/status.h"
+#include "cutfuse/conv.h"
 #include "cutfuse/row_reduce.h"
 #include "device/online_logsumexp.h"
 #include "row_reduce/index.h"
@@ -15,6 +18,8 @@
 namespace py = pybind11;
 
 namespace {
+
+int64_t allocations_left = INT64_MAX;  // before the next one of this module fails
 
 using Checked = bool (*)(int64_t, int64_t, int64_t*);
 
@@ -117,6 +122,22 @@ py::tuple logsumexp_of_values(const py::sequence& values, int64_t threads) {
   return py::make_tuple(states[0].max, states[0].sum, cutfuse::logsumexp_of(states[0]));
 }
 
+// The code of a convolution's plan when memory runs out after so many allocations.
+int32_t plan_without_memory(int64_t allocations) {
+  cutfuse::DeviceProps device;
+  device.major = 9;
+  device.sm_count = 132;
+  device.shared_bytes = 232448;
+  cutfuse::FusedConvProblem problem;
+  problem.conv = {1, 16, 32, 32, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1, 32, 32};
+  cutfuse::ConvPlan* plan = nullptr;
+  allocations_left = allocations;
+  const cutfuse::Status status = make_conv_plan(problem, device, nullptr, &plan);
+  allocations_left = INT64_MAX;
+  cutfuse::destroy_conv_plan(plan);
+  return static_cast<int32_t>(status.code);
+}
+
 float merged_logsumexp(const py::sequence& partials) {
   cutfuse::LogSumExpPartial all = cutfuse::empty_logsumexp();
   for (const py::handle& item : partials) {
@@ -127,6 +148,14 @@ float merged_logsumexp(const py::sequence& partials) {
 }
 
 }  // namespace
+
+void* operator new(size_t bytes) {
+  void* memory = allocations_left-- > 0 ? std::malloc(bytes) : nullptr;
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 PYBIND11_MODULE(pycutfuse_host_tests, module) {
   module.attr("MESSAGE_BYTES") = static_cast<int>(cutfuse::Status::kMessageBytes);
@@ -147,4 +176,5 @@ PYBIND11_MODULE(pycutfuse_host_tests, module) {
   module.def("logsumexp_plan", &logsumexp_plan);
   module.def("logsumexp_of_values", &logsumexp_of_values);
   module.def("merged_logsumexp", &merged_logsumexp);
+  module.def("plan_without_memory", &plan_without_memory);
 }

@@ -143,7 +143,7 @@ bool has_weight(const Geometry& g, int32_t group, int32_t a, int32_t b) {
   return false;
 }
 
-Status set_steps(Layout* layout) noexcept {
+Status set_steps(Layout* layout) {
   const Geometry& g = layout->g;
   const int32_t group_bytes = layout->shared.group_bytes;
   layout->chunk_slab.push_back(0);
@@ -288,8 +288,7 @@ Status count_tiles(Layout* layout) noexcept {
 
 /// With so many rows stacked, and x in pieces or not.
 Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy& policy,
-                  const DeviceProps& device, int32_t stack, bool by_pieces,
-                  Layout* layout) noexcept {
+                  const DeviceProps& device, int32_t stack, bool by_pieces, Layout* layout) {
   for (const int64_t size :
        {p.batch, p.channels, p.height * p.width, p.out_channels, p.out_height * p.out_width}) {
     CUTFUSE_CHECK(size < kMaxExtent, Code::kNotSupported,
@@ -336,7 +335,7 @@ Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy
 }
 
 Status lay_out_stacked(const ConvProblem& p, const Interleave& made, const ConvPolicy& policy,
-                       const DeviceProps& device, int32_t stack, Layout* layout) noexcept {
+                       const DeviceProps& device, int32_t stack, Layout* layout) {
   Status status = lay_out_so(p, made, policy, device, stack, false, layout);
   if (!status.ok() || p.dtype != DType::kFloat32) return status;
   // Unless then the weights, which stayed, come through a ring.
@@ -363,7 +362,7 @@ Status check_arguments(const ConvPolicy& policy) {
 }  // namespace
 
 Status lay_out(const ConvProblem& problem, const ConvPolicy& policy, const DeviceProps& device,
-               Layout* layout) noexcept {
+               Layout* layout) {
   CUTFUSE_CHECK(problem.out_height * problem.out_width < kMaxExtent, Code::kNotSupported,
                 "%s: a size of 2^30 and more is PyTorch's", to_string(problem).c_str());
   if (Status status = check_arguments(policy); !status.ok()) return status;

@@ -33,6 +33,6 @@ struct Layout {
 
 /// kNotSupported, in words, if the kernel cannot run the problem so.
 Status lay_out(const ConvProblem& problem, const ConvPolicy& policy, const DeviceProps& device,
-               Layout* layout) noexcept;
+               Layout* layout);
 
 }  // namespace cutfuse::conv::shift
