@@ -116,6 +116,7 @@ double fused::expected(const FusedProblem& problem, const DeviceProps& device) {
 }
 
 Status why_slower(const FusedProblem& problem, const DeviceProps& device) noexcept try {
+  if (!why_not(problem, device).ok()) return {};
   const double here = fused::expected(problem, device);
   const double there = torchs(problem);
   if (here <= there) {

@@ -71,7 +71,7 @@ class CUTFUSE_API Plan {
 CUTFUSE_API Status why_not(const FusedProblem& problem, const DeviceProps& device) noexcept;
 
 /// kNotSupported, in words for `explain`, if PyTorch's own kernels are expected to be faster: a
-/// pure function of sizes, from times measured on an H200.
+/// pure function of sizes, from times measured on an H200. Ok where why_not() is not.
 CUTFUSE_API Status why_slower(const FusedProblem& problem, const DeviceProps& device) noexcept;
 
 /// Plans `problem` for `device`; `forced`, if given, replaces select_policy's choice and must be a

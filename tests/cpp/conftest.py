@@ -16,6 +16,7 @@ if NVCC is None and native().binding is None:
 elif NVCC is None and not host_modules():
     collect_ignore_glob += [
         "test_checked_math.py",
+        "test_invalid_plans.py",
         "test_logsumexp.py",
         "test_no_memory.py",
         "test_status.py",

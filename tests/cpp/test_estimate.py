@@ -32,7 +32,7 @@ def slower(m: int, n: int, k: int, kind: Kind, tail: str = "none") -> str | None
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("tail", TAILS)
 def test_a_tiny_problem_is_slower(kind: Kind, tail: str) -> None:
-    for sizes in ((1, 1, 1), (2, 4, 64), (16, 16, 128)):
+    for sizes in ((2, 1, 64), (2, 4, 64), (16, 16, 128)):
         assert SLOWER in str(slower(*sizes, kind, tail))
 
 

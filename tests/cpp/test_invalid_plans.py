@@ -1,0 +1,25 @@
+"""What no plan can mean is refused with an error, by every function that is asked about it."""
+
+from typing import Any
+
+import pytest
+
+from .native import binding, host_module
+from .test_conv_plan import BATCH_NORM, problem
+
+_C = binding()
+H200 = _C.DeviceProps()
+NOTHING = _C.Program([], [])
+TRAIN = _C.TAILS["batch_norm_train"]
+
+
+def linear(m: int, n: int, k: int, dtype: int = 0, leading: int = 0) -> Any:
+    return _C.FusedProblem(m, n, k, NOTHING, 0, NOTHING, 0, dtype, False, leading, leading)
+
+
+@pytest.mark.parametrize(
+    "invalid",
+    [linear(64, 64, 64, dtype=7), linear(2**62, 2**62, 2**62), linear(-1, 64, 64)],
+)
+def test_nothing_is_slower_than_what_is_invalid(invalid: Any) -> None:
+    assert _C.why_slower(invalid, H200) is None
