@@ -71,6 +71,8 @@ Status check_limits(const ConvProblem& p) noexcept {
 
 Status validate(const ConvProblem& p) noexcept {
   if (Status status = check_sizes(p); !status.ok()) return status;
+  const GemmProblem kind{0, 0, 0, p.precision, p.dtype};
+  if (Status status = cutfuse::validate(kind); !status.ok()) return status;
   CUTFUSE_CHECK(p.channels % p.groups == 0 && p.out_channels % p.groups == 0, Code::kInvalidShape,
                 "groups is %lld; it must divide channels %lld and out_channels %lld",
                 print(p.groups), print(p.channels), print(p.out_channels));
@@ -99,6 +101,10 @@ Status check_problem(const FusedConvProblem& problem, const DeviceProps& device)
                 "a convolution's tail is batch_norm or nothing");
   CUTFUSE_CHECK(tail || problem.after.count == 0, Code::kInvalidValue,
                 "a program after no tail belongs to the first program");
+  const ConvProblem& p = problem.conv;
+  const double values = double(p.batch) * p.out_height * p.out_width;
+  CUTFUSE_CHECK(problem.tail != Tail::kBatchNormTrain || values > 1.0, Code::kInvalidValue,
+                "Expected more than 1 value per channel when training, got %.0f", values);
   return check_device(device);
 }
 

@@ -23,3 +23,17 @@ def linear(m: int, n: int, k: int, dtype: int = 0, leading: int = 0) -> Any:
 )
 def test_nothing_is_slower_than_what_is_invalid(invalid: Any) -> None:
     assert _C.why_slower(invalid, H200) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": 7}, "unknown dtype 7"),
+        ({"precision": 2}, "unknown precision 2"),
+        ({"tail": TRAIN, "batch": 1, "out_h": 1, "out_w": 1}, "more than 1 value per channel"),
+        ({"tail": TRAIN, "batch": 0}, "more than 1 value per channel"),
+    ],
+)
+def test_invalid_convolutions(changes: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        _C.conv_why_not(problem(BATCH_NORM, **changes), H200)
