@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/checked_math.h"
 #include "core/status.h"
@@ -22,15 +21,19 @@ struct Dim {
   int64_t out_stride;
 };
 
+uint64_t magnitude(int64_t stride) {
+  const auto bits = static_cast<uint64_t>(stride);
+  return stride < 0 ? 0 - bits : bits;
+}
+
 /// The slowest dimension first. One of stride 0 is the slowest: its elements are read again last.
 bool slower(const Dim& a, const Dim& b) {
-  const uint64_t one = static_cast<uint64_t>(std::llabs(a.stride)) - 1;
-  const uint64_t other = static_cast<uint64_t>(std::llabs(b.stride)) - 1;
-  return one > other;
+  return magnitude(a.stride) - 1 > magnitude(b.stride) - 1;
 }
 
 bool lie_together(const Dim& outer, const Dim& inner) {
-  return outer.stride == inner.size * inner.stride &&
+  int64_t stride = 0;
+  return checked_multiply(inner.size, inner.stride, &stride) && outer.stride == stride &&
          outer.out_stride == inner.size * inner.out_stride;
 }
 
@@ -115,8 +118,8 @@ Status fill_dims(const LogSumExpProblem& problem, LogSumExpPlan* plan) {
   return fill(reduced, reduced_count, "reduced", &plan->reduced, nullptr);
 }
 
-int64_t last_stride(const StridedIndex& index) {
-  return std::llabs(index.strides[index.count - 1]);
+uint64_t last_stride(const StridedIndex& index) {
+  return magnitude(index.strides[index.count - 1]);
 }
 
 bool may_use_vectors(const LogSumExpPlan& plan) {
@@ -186,6 +189,12 @@ std::string to_string(const LogSumExpPlan& plan) {
 Status plan_logsumexp(const LogSumExpProblem& problem, const DeviceProps& device,
                       LogSumExpPlan* plan) noexcept {
   if (Status status = check_device(device); !status.ok()) return status;
+  for (const DType dtype : {problem.dtype, problem.out_dtype}) {
+    CUTFUSE_CHECK(dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16,
+                  Code::kInvalidValue,
+                  "unknown dtype %d; this build has 0 (float32), 1 (float16) and 2 (bfloat16)",
+                  static_cast<int>(dtype));
+  }
   LogSumExpPlan made;
   made.dtype = problem.dtype;
   made.out_dtype = problem.out_dtype;
@@ -195,8 +204,8 @@ Status plan_logsumexp(const LogSumExpProblem& problem, const DeviceProps& device
     *plan = made;
     return {};
   }
-  const int64_t along_row = last_stride(made.reduced);
-  const int64_t across_rows = last_stride(made.kept);
+  const uint64_t along_row = last_stride(made.reduced);
+  const uint64_t across_rows = last_stride(made.kept);
   const bool columns = across_rows != 0 && (along_row == 0 || across_rows < along_row);
   if (columns || made.length <= kColumnBatch) {
     made.reading = RowReading::kColumns;

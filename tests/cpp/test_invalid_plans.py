@@ -37,3 +37,15 @@ def test_nothing_is_slower_than_what_is_invalid(invalid: Any) -> None:
 def test_invalid_convolutions(changes: dict[str, int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         _C.conv_why_not(problem(BATCH_NORM, **changes), H200)
+
+
+@pytest.mark.parametrize("dtypes", [(7, 0), (0, -1)])
+def test_logsumexp_of_an_unknown_dtype(dtypes: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="unknown dtype"):
+        _C.plan_logsumexp([4, 8], [8, 1], 2, *dtypes, H200)
+
+
+def test_logsumexp_of_the_widest_stride_is_read_by_columns() -> None:
+    """Its magnitude is no 64-bit integer with a sign."""
+    plan = host_module().logsumexp_plan([1000, 1000], [4, -(2**63)], 2, 0, 132, False)
+    assert plan["columns"]
