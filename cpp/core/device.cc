@@ -95,6 +95,10 @@ Status check_device(const DeviceProps& props) noexcept {
                 "PyTorch run the operator",
                 props.index, props.name[0] ? " (" : "", props.name, props.name[0] ? ")" : "",
                 props.major, props.minor, architectures());
+  CUTFUSE_CHECK(props.sm_count >= 1, Code::kInvalidValue,
+                "CUDA device %d has %d multiprocessors; it must have at least 1, as query_device() "
+                "says",
+                props.index, props.sm_count);
   return {};
 }
 

@@ -35,7 +35,7 @@ CUTFUSE_API int32_t device_count() noexcept;
 CUTFUSE_API Status query_device(int32_t index, DeviceProps* props) noexcept;
 
 /// kNotSupported, with the architectures that this build has, if no kernel of it can run on
-/// `props`.
+/// `props`; kInvalidValue if it has no multiprocessor.
 CUTFUSE_API Status check_device(const DeviceProps& props) noexcept;
 
 }  // namespace cutfuse

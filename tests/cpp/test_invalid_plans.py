@@ -49,3 +49,21 @@ def test_logsumexp_of_the_widest_stride_is_read_by_columns() -> None:
     """Its magnitude is no 64-bit integer with a sign."""
     plan = host_module().logsumexp_plan([1000, 1000], [4, -(2**63)], 2, 0, 132, False)
     assert plan["columns"]
+
+
+def test_a_device_without_multiprocessors_is_refused_by_all() -> None:
+    device = _C.DeviceProps(sm_count=0)
+    with pytest.raises(ValueError, match="0 multiprocessors"):
+        _C.check_device(device)
+    for call in (
+        lambda: _C.why_not(linear(64, 64, 64), device),
+        lambda: _C.make_plan(linear(64, 64, 64), device),
+        lambda: _C.select_policy(64, 64, 64, device),
+        lambda: _C.conv_why_not(problem(BATCH_NORM), device),
+        lambda: _C.make_conv_plan(problem(BATCH_NORM), device),
+        lambda: _C.plan_logsumexp([4, 8], [8, 1], 2, 0, 0, device),
+    ):
+        with pytest.raises(ValueError, match="0 multiprocessors"):
+            call()
+    assert _C.why_slower(linear(64, 64, 64), device) is None
+    assert _C.conv_why_slower(problem(BATCH_NORM), device) is None
