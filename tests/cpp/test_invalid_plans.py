@@ -67,3 +67,14 @@ def test_a_device_without_multiprocessors_is_refused_by_all() -> None:
             call()
     assert _C.why_slower(linear(64, 64, 64), device) is None
     assert _C.conv_why_slower(problem(BATCH_NORM), device) is None
+
+
+@pytest.mark.parametrize("dtype", [1, 2])
+@pytest.mark.parametrize("sizes", [(4, 256), (256, 256)])
+def test_sums_of_no_products_are_handed_over(sizes: tuple[int, int], dtype: int) -> None:
+    assert "K=0" in _C.why_not(linear(*sizes, 0, dtype), H200)
+    assert _C.why_not(linear(0, sizes[1], 0, dtype), H200) is None
+    before = linear(*sizes, 0, dtype), linear(sizes[0], 64, sizes[1], dtype)
+    between = linear(sizes[0], 0, 64, dtype), linear(*sizes, 0, dtype)
+    for chain in (before, between):
+        assert "K=0" in _C.why_not_chain(*chain, H200)
