@@ -249,3 +249,25 @@ def test_packed_forms_of_equal_plans_are_equal() -> None:
     one, other = (_C.make_conv_plan(problem(WIDER), H200) for _ in range(2))
     assert one.packed_key == other.packed_key
     assert one.packed_key != _C.make_conv_plan(problem(WIDER, "ieee"), H200).packed_key
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        (WIDER, {"stride_h": 2, "stride_w": 2, "out_h": 63, "out_w": 63}),
+        (WIDER, {"kernel_h": 2, "dilation_h": 2}),
+        (WIDER, {"groups": 2}),
+        (WIDER, {"channels": 15}),
+        (WIDER, {"out_channels": 63}),
+        (WIDER, {"dtype": 1}),
+        (WIDER, {"transposed": True, "pad_h": 2, "pad_w": 2}),
+        ((1, 16, 8, 8, 64, 4, 1, 0, 1, 1, True), {"stride_h": 2, "out_channels": 32}),
+    ],
+)
+def test_packed_forms_of_other_weights_differ(
+    shape: tuple[Any, ...], changes: dict[str, int]
+) -> None:
+    policy = _C.ConvPolicy(128, 1, 1, 2, 0, 0, 2)
+    one = _C.make_conv_plan(problem(shape), H200, policy)
+    other = _C.make_conv_plan(problem(shape, **changes), H200, policy)
+    assert one.packed_key != other.packed_key
