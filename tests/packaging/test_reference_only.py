@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from .building import build_wheel, configure, environment_without_nvcc, python_in, unpack
 
 
@@ -17,6 +19,28 @@ def test_required_kernels_are_an_error(tmp_path: Path) -> None:
     result = configure(tmp_path / "build", "-DCUTFUSE_NATIVE=ON", **environment)
     assert result.returncode != 0
     assert "CUTFUSE_NATIVE=ON but there is no nvcc" in result.stdout
+
+
+@pytest.mark.parametrize("value", ["on", "True", "yes", "1"])
+def test_other_words_for_on_are_an_error_too(tmp_path: Path, value: str) -> None:
+    environment = environment_without_nvcc(tmp_path / "bin")
+    result = configure(tmp_path / "build", f"-DCUTFUSE_NATIVE={value}", **environment)
+    assert result.returncode != 0
+    assert "CUTFUSE_NATIVE=ON but there is no nvcc" in result.stdout
+
+
+@pytest.mark.parametrize("value", ["off", "False", "no", "0"])
+def test_other_words_for_off_compile_nothing(tmp_path: Path, value: str) -> None:
+    result = configure(tmp_path / "build", f"-DCUTFUSE_NATIVE={value}")
+    assert result.returncode == 0, result.stdout
+    assert "CUTFUSE_NATIVE=OFF: reference-only package" in result.stdout
+
+
+@pytest.mark.parametrize("value", ["OON", "", "sm_90"])
+def test_a_choice_that_is_none_is_an_error(tmp_path: Path, value: str) -> None:
+    result = configure(tmp_path / "build", f"-DCUTFUSE_NATIVE={value}")
+    assert result.returncode != 0
+    assert f'CUTFUSE_NATIVE is "{value}"; it must be AUTO, ON or OFF' in result.stdout
 
 
 def test_wheel_runs_the_reference_path(tmp_path: Path) -> None:
