@@ -13,7 +13,7 @@ namespace cutfuse::conv {
 Status validate(const ConvProblem& problem) noexcept;
 
 /// As validate(), of programs and tail too, and kNotSupported where the build has nothing for the
-/// device.
+/// device or a size is 2^30 and more. Where it is ok, products of two sizes fit 64 bits.
 Status check_problem(const FusedConvProblem& problem, const DeviceProps& device) noexcept;
 
 /// kNotSupported where a sum or a device has no shift kernel whatever the sizes.
