@@ -10,7 +10,7 @@ from pycutfuse import config
 from pycutfuse.nn._base import FusedModule, check_source
 from pycutfuse.nn._epilogue import Epilogue, has_hooks
 from pycutfuse.ops._linear import NAME, run
-from pycutfuse.program import Encoded, Program, check_program
+from pycutfuse.program import MAX_STEPS, Encoded, Program, check_program
 
 
 class Linear(FusedModule):
@@ -85,7 +85,10 @@ class Linear(FusedModule):
         self.weight = cast(nn.Parameter, source.weight)
         self.register_parameter("bias", source.bias)
         self.epilogue = Epilogue(epilogue)
-        self._program = self.epilogue.encoded(bias=source.bias is not None)
+        # Both, as a bias may be assigned later; with 16 steps there is no room for one.
+        self._program = self.epilogue.encoded(bias=False)
+        full = len(self.epilogue) == MAX_STEPS
+        self._biased = None if full else self.epilogue.encoded(bias=True)
         self._bare = len(self.epilogue) == 0
 
     def reset_parameters(self) -> None:
@@ -108,11 +111,14 @@ class Linear(FusedModule):
         else:
             weight, bias = self.weight, self.bias
         operands: list[Tensor] = [] if self._bare else self.epilogue.operands()
-        if bias is not None:
+        if bias is None:
+            program = self._program
+        else:
+            program = self._biased or self.epilogue.encoded(bias=True)  # raises: too many steps
             operands = [bias, *operands]
         precision = self.precision or config.current_precision()
         planes, words = buffers["planes"], buffers["words"]
-        return x, cast(Tensor, weight), planes, words, self._program, operands, precision
+        return x, cast(Tensor, weight), planes, words, program, operands, precision
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``program(x @ weight.T + bias)``.
