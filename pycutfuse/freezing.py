@@ -16,7 +16,8 @@ def freeze(module: nn.Module) -> nn.Module:
     call that is captured in a CUDA graph before that reads the copy as it is.
     All of it is made on the current stream and may be used on every other. While a module is
     frozen, changes of its weight are not seen, except through what unfreezes it:
-    ``load_state_dict``, ``.to()`` and its relatives, ``.train()``, and `unfreeze`.
+    ``load_state_dict``, ``.to()`` and its relatives, ``.train()``, and `unfreeze`. A call with
+    another weight, of ``torch.func.functional_call``, a parametrization or an assignment, uses it.
 
     Parameters
     ----------

@@ -1,10 +1,12 @@
 """What the fused modules share: frozen planes, and refusals."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from pycutfuse import config
 from pycutfuse.ops import _frozen
@@ -17,7 +19,8 @@ class FusedModule(nn.Module):
     """A module whose float32 weight may be frozen: split once into planes that forwards reuse.
 
     The planes are non-persistent buffers. ``load_state_dict``, ``.to()`` and its relatives,
-    ``.train()`` and `unfreeze` drop them; copies and pickles are made without them.
+    ``.train()`` and `unfreeze` drop them; copies and pickles are made without them. A call whose
+    weight is not the frozen object does not use them.
     """
 
     planes: Tensor | None
@@ -25,6 +28,10 @@ class FusedModule(nn.Module):
     precision: config.Precision | None
 
     _frozen_buffers: ClassVar[tuple[str, ...]] = ("planes", "words")
+    _holders: ClassVar[tuple[str, ...]] = ()  # children that hold the frozen weights
+    # The frozen weights, in a tuple lest torch takes them for further parameters.
+    _frozen_of: tuple[Tensor | None, Tensor | None] = (None, None)
+    _load_hooks: tuple[RemovableHandle, ...] = ()
 
     def __init__(self, precision: config.Precision | None) -> None:
         super().__init__()
@@ -40,18 +47,28 @@ class FusedModule(nn.Module):
 
     @property
     def frozen(self) -> bool:
-        """Whether forwards use planes made by `freeze`."""
+        """Whether there are planes made by `freeze`."""
         return self._buffers[self._frozen_buffers[0]] is not None
 
     def freeze(self) -> None:
         """Make the planes now, on the current stream. See `pycutfuse.freeze`."""
         self.unfreeze()
         weight = self.frozen_weight()
+        if not isinstance(weight, nn.Parameter):
+            config.report_fallback("freeze", "a weight that is computed anew at each call")
+            return
         if weight.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "freeze was called while a CUDA graph is captured; call it before the capture"
             )
         self._freeze_weight(weight)
+        if not self.frozen:
+            return
+        self._frozen_of = weight, None
+        for handle in self._load_hooks:
+            handle.remove()
+        hook, children = _Unfreeze(self), [self.get_submodule(name) for name in self._holders]
+        self._load_hooks = tuple([_on_load(child, hook) for child in children])
 
     def _freeze_weight(self, weight: Tensor) -> None:
         if weight.is_cuda and weight.dtype in (torch.float16, torch.bfloat16):
@@ -71,6 +88,7 @@ class FusedModule(nn.Module):
         if planes is not None:
             _frozen.forget(planes)
             self.planes = self.words = None
+            self._frozen_of = None, None
 
     def train(self: Self, mode: bool = True) -> Self:
         """Set training mode; entering it drops frozen planes."""
@@ -97,6 +115,7 @@ class FusedModule(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_memo"] = None
+        state |= {"_frozen_of": (None, None), "_load_hooks": ()}
         state["_buffers"] = self._buffers | dict.fromkeys(self._frozen_buffers)
         return state
 
@@ -109,6 +128,27 @@ class FusedModule(nn.Module):
             f"torch.jit.script does not support pycutfuse.nn.{type(self).__name__}; "
             "use torch.compile, torch.export, or .to_torch() before scripting"
         )
+
+
+def _on_load(module: nn.Module, hook: "_Unfreeze") -> RemovableHandle:
+    untyped: Any = module
+    handle: RemovableHandle = untyped.register_load_state_dict_pre_hook(hook)
+    return handle
+
+
+class _Unfreeze:
+    """A hook of a child: loading its weight unfreezes the module. Copies of it do nothing."""
+
+    def __init__(self, module: FusedModule | None = None) -> None:
+        self._module = None if module is None else weakref.ref(module)
+
+    def __call__(self, *_: Any) -> None:
+        module = None if self._module is None else self._module()
+        if module is not None:
+            module.unfreeze()
+
+    def __reduce__(self) -> tuple[type["_Unfreeze"], tuple[()]]:
+        return _Unfreeze, ()
 
 
 def check_source(kind: str, module: nn.Module, expected: type[nn.Module], name: str) -> None:

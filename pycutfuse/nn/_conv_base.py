@@ -62,6 +62,7 @@ class PackedModule(FusedModule):
         """Drop the packed forms; the weight is packed at every call again."""
         if self._buffers["snapshot"] is not None:
             self._forms = self.snapshot = None
+            self._frozen_of = None, None
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_forms": None}
@@ -152,6 +153,8 @@ class TorchConv(PackedModule):
         operands = () if self._bare else tuple(self.epilogue.operands())
         precision = self.precision or config.current_precision()
         snapshot, program = self._buffers["snapshot"], self._program
+        if snapshot is not None and weight is not self._frozen_of[0]:
+            snapshot = None  # another weight, as of functional_call
         return Call(x, cast(Tensor, weight), bias, snapshot, geometry, program, operands, precision)
 
     @classmethod

@@ -72,6 +72,8 @@ class Conv2dBatchNorm2dScale(PackedModule):
     bn: nn.BatchNorm2d
     scaling_factor: Scale
 
+    _holders = ("conv",)
+
     def __init__(
         self,
         in_channels: int,
@@ -184,11 +186,14 @@ class Conv2dBatchNorm2dScale(PackedModule):
         if conv.padding_mode != "zeros":
             x = pad_input(x, conv._reversed_padding_repeated_twice, conv.padding_mode)
         given = settings_of(conv) == self._geometry_of
+        weight, snapshot = layer["weight"], self._buffers["snapshot"]
+        if snapshot is not None and weight is not self._frozen_of[0]:
+            snapshot = None  # another weight, as of functional_call
         return Call(
             x,
-            layer["weight"],
+            weight,
             layer["bias"],
-            self._buffers["snapshot"],
+            snapshot,
             self._geometry if given else self._make_geometry(),
             EMPTY,
             (),

@@ -118,6 +118,8 @@ class Linear(FusedModule):
             operands = [bias, *operands]
         precision = self.precision or config.current_precision()
         planes, words = buffers["planes"], buffers["words"]
+        if planes is not None and weight is not self._frozen_of[0]:
+            planes = words = None  # another weight, as of functional_call
         return x, cast(Tensor, weight), planes, words, program, operands, precision
 
     def forward(self, x: Tensor) -> Tensor:

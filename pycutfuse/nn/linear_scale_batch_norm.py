@@ -70,6 +70,7 @@ class LinearScaleBatchNorm1d(FusedModule):
     scale: nn.Parameter
     bn: nn.BatchNorm1d
 
+    _holders = ("gemm",)
     # Of the class, as Dynamo would take a global's floats for variables.
     _scale = Encoded((OPS["mul"], 0), (0.0, 0.0))
     _bias_scale = Encoded((OPS["add"], 0, OPS["mul"], 1), (0.0, 0.0, 0.0, 0.0), True)
@@ -153,13 +154,16 @@ class LinearScaleBatchNorm1d(FusedModule):
                 count = tracked["num_batches_tracked"]
             else:
                 mean = var = None
+        weight, planes, words = linear["weight"], buffers["planes"], buffers["words"]
+        if planes is not None and weight is not self._frozen_of[0]:
+            planes = words = None  # another weight, as of functional_call
         bias, scale = linear["bias"], self._present_scale()
         momentum = bn.momentum
         return Call(
             x,
-            linear["weight"],
-            buffers["planes"],
-            buffers["words"],
+            weight,
+            planes,
+            words,
             self._scale if bias is None else self._bias_scale,
             (scale,) if bias is None else (bias, scale),
             affine["weight"],
@@ -191,6 +195,8 @@ class LinearScaleBatchNorm1d(FusedModule):
             seen.child(child)
         seen.read(self.bn.__dict__, "training", "track_running_stats", "momentum", "eps")
         linear, norm = self.gemm._parameters, self.bn._parameters
+        if call.planes is not None:
+            seen.read(linear, "weight")
         sources: list[Source] = [None, (linear, "weight"), (self._buffers, "planes")]
         if call.program is self._scale:
             seen.read(linear, "bias")

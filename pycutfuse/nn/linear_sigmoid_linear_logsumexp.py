@@ -57,6 +57,7 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
     planes2: Tensor | None
     words2: Tensor | None
 
+    _holders = ("linear1", "linear2")
     # Without and with a bias. Of the class, as Dynamo would take a global's floats for variables;
     # indexed by ints, as it would raise at a bool (torch 2.11).
     _sigmoid = encode((sigmoid(),)), encode((sigmoid(),), bias=True)
@@ -101,6 +102,7 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
             tier = config.resolve_tier(self.precision or config.current_precision())
             tier = "tf32" if tier == "tf32" else "ieee"
             self.planes2, self.words2 = _frozen.make_planes(weight, tier)
+        self._frozen_of = self.linear1.weight, weight
 
     def unfreeze(self) -> None:
         """Drop the planes; the weights are split at every call again."""
@@ -140,19 +142,26 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
         buffers = self._buffers
         first, second = children["linear1"]._parameters, children["linear2"]._parameters
         bias, bias2 = first["bias"], second["bias"]
+        planes, words = buffers["planes"], buffers["words"]
+        planes2, words2 = buffers["planes2"], buffers["words2"]
+        if planes is not None:  # not of another weight, as of functional_call
+            if first["weight"] is not self._frozen_of[0]:
+                planes = words = None
+            if second["weight"] is not self._frozen_of[1]:
+                planes2 = words2 = None
         return Call(
             x,
             Layer(
                 first["weight"],
-                buffers["planes"],
-                buffers["words"],
+                planes,
+                words,
                 self._sigmoid[0 if bias is None else 1],
                 () if bias is None else (bias,),
             ),
             Layer(
                 second["weight"],
-                buffers["planes2"],
-                buffers["words2"],
+                planes2,
+                words2,
                 self._identity[0 if bias2 is None else 1],
                 () if bias2 is None else (bias2,),
             ),

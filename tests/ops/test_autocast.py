@@ -127,6 +127,7 @@ def test_batch_norm_keeps_float32_parameters(training: bool, dtype, binding: Bin
 def test_planes_of_float32_are_left_out(dtype, binding: Binding) -> None:
     layer = pcf.nn.Linear(8, 4).eval()
     layer.planes, layer.words = torch.zeros(128, dtype=torch.uint8), torch.zeros(4).int()
+    layer._frozen_of = layer.frozen_weight(), None
     with torch.no_grad():
         layer(leaf(5, 8))
     assert binding.last["planes"] == (0, 0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import pycutfuse as pcf
-from pycutfuse.ops import _launch, _memo, _workspace
+from pycutfuse.ops import _frozen, _launch, _memo, _workspace
 from pycutfuse.ops import _linear_batch_norm_raw as raw
 
 from .simulated import Binding, install
@@ -212,3 +212,22 @@ def test_invalid_calls_raise_as_before(binding: Binding, monkeypatch: pytest.Mon
     layer.bn.momentum = 0.1
     for name, tensor in layer.bn.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+def test_planes_of_another_weight_are_not_used(
+    binding: Binding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = make().eval(), torch.rand(5, 6)
+    sizes = binding.planes_layout(4, 6, 2)[1:]
+    monkeypatch.setattr(_frozen, "why_not_frozen", lambda weight: None)
+    monkeypatch.setattr(
+        _frozen, "make_planes", lambda *_: [torch.ones(n, dtype=torch.uint8) for n in sizes]
+    )
+    weight = pcf.freeze(layer).gemm.weight
+    with torch.no_grad():
+        again = warm(layer, x, monkeypatch)
+        for present, planes in ((weight, True), (nn.Parameter(weight + 1), False), (weight, True)):
+            layer.gemm._parameters["weight"] = present
+            layer(x)
+            assert bool(binding.last["problem"].weight_planes) == planes
+    assert again[0] is True

@@ -30,6 +30,7 @@ def planes(layer: torch.nn.Module, count: int) -> None:
     n, k = layer.frozen_weight().shape
     size = 2 * count * n * (-(-k // 8) * 8)
     layer.planes, layer.words = torch.zeros(size, dtype=torch.uint8), torch.zeros(n).int()
+    layer._frozen_of = layer.frozen_weight(), None
 
 
 def make(kind: str, precision: config.Precision | None = None) -> torch.nn.Module:
