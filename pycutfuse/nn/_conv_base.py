@@ -72,11 +72,14 @@ class PackedModule(FusedModule):
         self._memo = ConvMemo()
 
 
-def settings_of(module: nn.Module) -> tuple[Any, ...]:
+def settings_of(module: nn.Module, weight: Tensor) -> tuple[Any, ...]:
     """What the geometry of a convolution of torch, or of `TorchConv`, depends on now."""
     own = module.__dict__
-    names = ("stride", "padding", "dilation", "output_padding", "groups", "padding_mode")
-    return tuple([own[name] for name in names])
+    names = ("padding", "stride", "dilation", "output_padding", "groups", "padding_mode")
+    found = [own[name] for name in names]
+    if found[0] == "same":
+        found.append(weight.shape[2:])
+    return tuple(found)
 
 
 def pad_input(x: Tensor, padding: Sequence[int], mode: str) -> Tensor:
@@ -122,17 +125,17 @@ class TorchConv(PackedModule):
         self.epilogue = Epilogue(epilogue)
         self._program = self.epilogue.encoded(bias=False)
         self._bare = len(self.epilogue) == 0
-        self._geometry_of = settings_of(self)
-        self._geometry = self._make_geometry(self.output_padding)
+        self._geometry_of = settings_of(self, source.weight)
+        self._geometry = self._make_geometry(source.weight, self.output_padding)
 
-    def _make_geometry(self, output_padding: Size) -> Geometry:
+    def _make_geometry(self, weight: Tensor, output_padding: Size) -> Geometry:
         raise NotImplementedError
 
-    def _present_geometry(self) -> Geometry:
+    def _present_geometry(self, weight: Tensor) -> Geometry:
         """The geometry now; settings may be assigned, as in torch."""
-        if settings_of(self) == self._geometry_of:
+        if settings_of(self, weight) == self._geometry_of:
             return self._geometry
-        return self._make_geometry(self.output_padding)
+        return self._make_geometry(weight, self.output_padding)
 
     def reset_parameters(self) -> None:
         """Draw weight and bias again, as torch does."""
@@ -142,20 +145,25 @@ class TorchConv(PackedModule):
         """The weight that `freeze` packs."""
         return self.weight
 
-    def _call(self, x: Tensor, geometry: Geometry) -> Call:
+    def _call(self, x: Tensor, output_padding: Size | None = None) -> Call:
+        """Arguments of a call now; `output_padding` replaces the module's."""
         # Dictionaries, as attributes of a module cost ten times more; not where a parametrization
         # or weight_norm took a parameter out of them.
         parameters = self._parameters
         if "weight" in parameters and "bias" in parameters:
-            weight, bias = parameters["weight"], parameters["bias"]
+            weight, bias = cast(Tensor, parameters["weight"]), parameters["bias"]
         else:
             weight, bias = self.weight, self.bias
+        if output_padding is None:
+            geometry = self._present_geometry(weight)
+        else:
+            geometry = self._make_geometry(weight, output_padding)
         operands = () if self._bare else tuple(self.epilogue.operands())
         precision = self.precision or config.current_precision()
         snapshot, program = self._buffers["snapshot"], self._program
         if snapshot is not None and weight is not self._frozen_of[0]:
             snapshot = None  # another weight, as of functional_call
-        return Call(x, cast(Tensor, weight), bias, snapshot, geometry, program, operands, precision)
+        return Call(x, weight, bias, snapshot, geometry, program, operands, precision)
 
     @classmethod
     def _share(

@@ -85,15 +85,15 @@ class Conv2d(TorchConv):
         source = nn.Conv2d(*given, padding_mode, device, dtype)
         self._adopt(source, epilogue)
 
-    def _make_geometry(self, output_padding: Size) -> Geometry:
+    def _make_geometry(self, weight: Tensor, output_padding: Size) -> Geometry:
         padding = self.padding if self.padding_mode == "zeros" else 0
-        return conv2d_geometry(self.weight, self.stride, padding, self.dilation, self.groups)
+        return conv2d_geometry(weight, self.stride, padding, self.dilation, self.groups)
 
     def run_arguments(self, x: Tensor) -> Call:
         """Arguments of `pycutfuse.ops._conv.run` for a call now."""
         if self.padding_mode != "zeros":
             x = pad_input(x, self._reversed_padding_repeated_twice, self.padding_mode)
-        return self._call(x, self._present_geometry())
+        return self._call(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``program(conv2d(x) + bias)``.
@@ -213,7 +213,7 @@ class ConvTranspose2d(TorchConv):
         source = nn.ConvTranspose2d(*given, bias, dilation, padding_mode, device, dtype)
         self._adopt(source, epilogue)
 
-    def _make_geometry(self, output_padding: Size) -> Geometry:
+    def _make_geometry(self, weight: Tensor, output_padding: Size) -> Geometry:
         if isinstance(self.padding, str):
             raise TypeError(f"conv_transpose2d: padding is {self.padding!r}; it must be numbers")
         rest = (output_padding, self.groups, self.dilation)
@@ -221,9 +221,7 @@ class ConvTranspose2d(TorchConv):
 
     def run_arguments(self, x: Tensor, output_size: Sequence[int] | None = None) -> Call:
         """Arguments of `pycutfuse.ops._conv.run` for a call now."""
-        if output_size is None:
-            return self._call(x, self._present_geometry())
-        return self._call(x, self._make_geometry(self._extra(x, output_size)))
+        return self._call(x, None if output_size is None else self._extra(x, output_size))
 
     def _extra(self, x: Tensor, output_size: Sequence[int]) -> list[int]:
         """Output padding that gives `output_size`, found by torch's own method."""

@@ -113,7 +113,7 @@ class Conv2dBatchNorm2dScale(PackedModule):
         self._after_of = 1.0 if isinstance(scale, Tensor) else scale
         self._after_number = encode((mul(self._after_of), *steps))
         self._after_tensor = encode((mul(torch.empty(())), *steps))
-        self._geometry_of = settings_of(self.conv)
+        self._geometry_of = settings_of(self.conv, self.conv.weight)
         self._geometry = self._make_geometry()
 
     def _make_geometry(self) -> Geometry:
@@ -185,10 +185,10 @@ class Conv2dBatchNorm2dScale(PackedModule):
         after, operands = self._scaled(self._present_scale())
         if conv.padding_mode != "zeros":
             x = pad_input(x, conv._reversed_padding_repeated_twice, conv.padding_mode)
-        given = settings_of(conv) == self._geometry_of
         weight, snapshot = layer["weight"], self._buffers["snapshot"]
         if snapshot is not None and weight is not self._frozen_of[0]:
             snapshot = None  # another weight, as of functional_call
+        given = settings_of(conv, weight) == self._geometry_of
         return Call(
             x,
             weight,

@@ -178,3 +178,16 @@ def test_hooks_and_parametrizations() -> None:
     torch.testing.assert_close(layer(x), plain)
     layer(x).sum().backward()
     assert layer.parametrizations.weight.original0.grad is not None
+
+
+@pytest.mark.parametrize("kernel", [(5, 5), (3, 7), (1, 2)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_same_padding_follows_a_weight_of_another_size(normed: bool, kernel) -> None:
+    layer: nn.Module = pcf.nn.Conv2d(4, 6, 3, padding="same")
+    if normed:
+        layer = pcf.nn.Conv2dBatchNorm2dScale(4, 6, 3, 2.0, padding="same").eval()
+    x, holder = draw(2, 4, 9, 8), layer.conv if normed else layer
+    layer(x)
+    holder.weight = nn.Parameter(draw(6, 4, *kernel))
+    for _ in range(2):
+        torch.testing.assert_close(layer(x), layer.to_torch()(x))
