@@ -30,7 +30,7 @@ class EpilogueStep(nn.Module):
 
     def sources(self) -> list[tuple[dict[str, Any], str]]:
         """Where its operand is read, if it has one."""
-        holders: tuple[dict[str, Any], ...] = (self._parameters, self._buffers)
+        holders: tuple[dict[str, Any], ...] = (self._parameters, self._buffers, self.__dict__)
         return [(one, "weight") for one in holders if one.get("weight") is not None]
 
     def forward(self, value: Tensor) -> Tensor:
@@ -101,8 +101,10 @@ class Epilogue(nn.Module):
         found: list[Tensor] = []
         for step in self:  # dictionaries, as attributes of a module cost seven times more
             weight: Tensor | None = step._parameters.get("weight")
-            if weight is None:
-                weight = step._buffers.get("weight")
+            if weight is None and "weight" in step._buffers:
+                weight = step._buffers["weight"]
+            elif weight is None:  # FSDP and DataParallel make a parameter a plain attribute
+                weight = step.weight
             if weight is not None:
                 found.append(weight)
         return found
