@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycutfuse import config
 from pycutfuse.geometry import Geometry, conv2d_geometry, output_shape
@@ -230,11 +231,13 @@ class Conv2dBatchNorm2dScale(PackedModule):
         return self._chain(x, reason) if reason else run(self.call_arguments(x), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
-        if type(self.conv) is nn.Conv2d and x.dim() == 4 and self.conv.padding_mode == "zeros":
-            shape = output_shape(x, self.conv.weight, self.conv.bias, self._make_geometry())
-            check_one_value(shape, self.bn.training)
+        conv, bn = self.conv, self.bn
+        plain = type(conv) is nn.Conv2d and conv.padding_mode == "zeros"
+        if plain and isinstance(bn, _BatchNorm) and x.dim() == 4:
+            shape = output_shape(x, conv.weight, conv.bias, self._make_geometry())
+            check_one_value(shape, bn.training)
         config.report_fallback(BATCH_NORM, reason)
-        value: Tensor = self.epilogue(self.bn(self.conv(x)) * self.scaling_factor)
+        value: Tensor = self.epilogue(bn(conv(x)) * self.scaling_factor)
         return value
 
     @classmethod

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycutfuse import config
 from pycutfuse.nn._base import FusedModule, check_source
@@ -251,7 +252,7 @@ class LinearScaleBatchNorm1d(FusedModule):
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
         bn = self.bn
-        if x.dim() == 2:
+        if x.dim() == 2 and isinstance(bn, _BatchNorm):
             _gate.check_one_sample(x.shape[0], bn.num_features, bn.training)
         config.report_fallback(NAME, reason)
         value: Tensor = self.epilogue(self.bn(self.gemm(x) * self.scale))

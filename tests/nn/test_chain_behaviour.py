@@ -180,3 +180,13 @@ def test_functional_call_swaps_parameters(device: torch.device) -> None:
     found = torch.func.functional_call(layer, other, (x,))
     expected = torch.func.functional_call(layer.to_torch(), other, (x,))
     torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_what_is_no_batch_norm_takes_one_sample() -> None:
+    for other in (nn.Identity(), nn.Tanh()):
+        layer, x = pcf.nn.LinearScaleBatchNorm1d(7, 5, (5,)), torch.rand(1, 7)
+        layer.bn = other
+        torch.testing.assert_close(layer(x), layer.to_torch()(x))
+        conv, x = pcf.nn.Conv2dBatchNorm2dScale(3, 4, 3, 2.0), torch.rand(1, 3, 3, 3)
+        conv.bn = other
+        torch.testing.assert_close(conv(x), conv.to_torch()(x))
