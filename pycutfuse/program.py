@@ -230,7 +230,7 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Step:
     return Step("softplus", None, constants)
 
 
-def check_program(program: Program, *, bias: bool = False) -> None:
+def check_program(program: Program, *, bias: bool | None = False) -> None:
     """Raise unless `program` is a sequence of at most 16 steps, the bias counted as one.
 
     Raises
@@ -247,7 +247,7 @@ def check_program(program: Program, *, bias: bool = False) -> None:
                 f"step {at} of a program is a {type(step).__name__}; steps are made by "
                 f"pycutfuse.add, pycutfuse.relu, ...{hint}"
             )
-    if len(program) + bias > MAX_STEPS:
+    if len(program) + bool(bias) > MAX_STEPS:
         counted = " and the bias" if bias else ""
         raise ValueError(
             f"a program has at most {MAX_STEPS} steps but this one has {len(program)}{counted}; "

@@ -177,3 +177,13 @@ def test_texts() -> None:
     assert "mul, 2" in text
     assert "add, weight of (5,)" in text
     assert "scale=(5,)" in repr(pcf.nn.LinearScaleBatchNorm1d(7, 5, (5,)))
+
+
+def test_a_bias_of_none_is_none_as_in_torch() -> None:
+    made = (pcf.nn.Linear(3, 4, None), pcf.nn.LinearLogSumExp(3, 4, None))
+    convolutions = (pcf.nn.Conv2d, pcf.nn.ConvTranspose2d)
+    for layer in (*made, *(kind(3, 4, 3, bias=None) for kind in convolutions)):
+        assert layer.bias is None
+    assert pcf.nn.Conv2dBatchNorm2dScale(3, 4, 3, 2.0, bias=None).conv.bias is None
+    with pytest.raises(ValueError, match="has 17;"):
+        pcf.nn.Linear(3, 4, None, epilogue=(pcf.relu(),) * 17)
