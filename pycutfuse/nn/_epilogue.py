@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _hooks
 
 from pycutfuse import reference
-from pycutfuse.program import Encoded, Program, Step, encode
+from pycutfuse.program import CODES, Encoded, Program, Step, describe, encode
 
 
 class EpilogueStep(nn.Module):
@@ -40,10 +40,9 @@ class EpilogueStep(nn.Module):
         return reference.apply_program(value, program.codes, program.constants, operands)
 
     def extra_repr(self) -> str:
-        shown = [f"{value:g}" for value in self.constants if value]
         if self.weight is not None:
-            shown = [f"weight of {tuple(self.weight.shape)}"]
-        return ", ".join([self.op, *shown])
+            return f"{self.op}(weight of {tuple(self.weight.shape)})"
+        return describe((CODES[self.op], -1), self.constants)
 
 
 def has_hooks(module: nn.Module) -> bool:

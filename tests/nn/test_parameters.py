@@ -171,11 +171,11 @@ def test_from_torch_refuses_hooks_that_would_be_lost() -> None:
 
 
 def test_texts() -> None:
-    layer = pcf.nn.Linear(7, 5, bias=False, epilogue=(pcf.mul(2.0), pcf.add(torch.ones(5))))
-    text = repr(layer)
+    steps = (pcf.mul(2.0), pcf.add(torch.ones(5)), pcf.clamp(0, 6), pcf.mul(0.0), pcf.relu())
+    text = repr(pcf.nn.Linear(7, 5, bias=False, epilogue=steps))
     assert "in_features=7, out_features=5, bias=False" in text
-    assert "mul, 2" in text
-    assert "add, weight of (5,)" in text
+    for step in ("mul(2)", "add(weight of (5,))", "clamp(0, 6)", "mul(0)", "relu"):
+        assert f"EpilogueStep({step})" in text
     assert "scale=(5,)" in repr(pcf.nn.LinearScaleBatchNorm1d(7, 5, (5,)))
 
 
