@@ -89,18 +89,18 @@ class Conv2d(TorchConv):
         padding = self.padding if self.padding_mode == "zeros" else 0
         return conv2d_geometry(weight, self.stride, padding, self.dilation, self.groups)
 
-    def run_arguments(self, x: Tensor) -> Call:
+    def run_arguments(self, input: Tensor) -> Call:
         """Arguments of `pycutfuse.ops._conv.run` for a call now."""
         if self.padding_mode != "zeros":
-            x = pad_input(x, self._reversed_padding_repeated_twice, self.padding_mode)
-        return self._call(x)
+            input = pad_input(input, self._reversed_padding_repeated_twice, self.padding_mode)
+        return self._call(input)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``program(conv2d(x) + bias)``.
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``program(conv2d(input) + bias)``.
 
         Parameters
         ----------
-        x : Tensor
+        input : Tensor
             ``(N, C, H, W)`` or ``(C, H, W)``.
 
         Returns
@@ -113,13 +113,13 @@ class Conv2d(TorchConv):
         RuntimeError
             If shapes or dtypes do not fit, as torch.nn.Conv2d.
         TypeError
-            If x is no tensor.
+            If `input` is no tensor.
         """
         if not self._bare:
             reason = self.epilogue.why_chain()
             if reason is not None:
-                return self._chain(x, reason)
-        return run(self.run_arguments(x), self._memo)
+                return self._chain(input, reason)
+        return run(self.run_arguments(input), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
         config.report_fallback("conv2d", reason)
@@ -219,9 +219,9 @@ class ConvTranspose2d(TorchConv):
         rest = (output_padding, self.groups, self.dilation)
         return conv_transpose2d_geometry(self.stride, self.padding, *rest)
 
-    def run_arguments(self, x: Tensor, output_size: Sequence[int] | None = None) -> Call:
+    def run_arguments(self, input: Tensor, output_size: Sequence[int] | None = None) -> Call:
         """Arguments of `pycutfuse.ops._conv.run` for a call now."""
-        return self._call(x, None if output_size is None else self._extra(x, output_size))
+        return self._call(input, None if output_size is None else self._extra(input, output_size))
 
     def _extra(self, x: Tensor, output_size: Sequence[int]) -> list[int]:
         """Output padding that gives `output_size`, found by torch's own method."""
@@ -230,12 +230,12 @@ class ConvTranspose2d(TorchConv):
         found: list[int] = rule(self, x, list(output_size), *settings)
         return found
 
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        """Return ``program(conv_transpose2d(x) + bias)``.
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """Return ``program(conv_transpose2d(input) + bias)``.
 
         Parameters
         ----------
-        x : Tensor
+        input : Tensor
             ``(N, C, H, W)`` or ``(C, H, W)``.
         output_size : sequence of int, optional
             Height and width of the result, where a stride leaves a choice; its output padding
@@ -253,15 +253,15 @@ class ConvTranspose2d(TorchConv):
         ValueError
             If `output_size` is out of reach.
         TypeError
-            If x is no tensor.
+            If `input` is no tensor.
         """
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
+        if not isinstance(input, Tensor):
+            raise TypeError(f"x is a {type(input).__name__}; it must be a Tensor")
         if not self._bare:
             reason = self.epilogue.why_chain()
             if reason is not None:
-                return self._chain(x, output_size, reason)
-        return run(self.run_arguments(x, output_size), self._memo)
+                return self._chain(input, output_size, reason)
+        return run(self.run_arguments(input, output_size), self._memo)
 
     def _chain(self, x: Tensor, output_size: Sequence[int] | None, reason: str) -> Tensor:
         config.report_fallback("conv_transpose2d", reason)

@@ -100,7 +100,7 @@ class Linear(FusedModule):
         return self.weight
 
     def run_arguments(
-        self, x: Tensor
+        self, input: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Encoded, list[Tensor], str]:
         """Arguments of `pycutfuse.ops._linear.run` for a call now."""
         # Dictionaries, as attributes of a module cost ten times more; not where a parametrization
@@ -120,14 +120,14 @@ class Linear(FusedModule):
         planes, words = buffers["planes"], buffers["words"]
         if planes is not None and weight is not self._frozen_of[0]:
             planes = words = None  # another weight, as of functional_call
-        return x, cast(Tensor, weight), planes, words, program, operands, precision
+        return input, cast(Tensor, weight), planes, words, program, operands, precision
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``program(x @ weight.T + bias)``.
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``program(input @ weight.T + bias)``.
 
         Parameters
         ----------
-        x : Tensor
+        input : Tensor
             ``(*, in_features)``.
 
         Returns
@@ -140,13 +140,13 @@ class Linear(FusedModule):
         RuntimeError
             If shapes or dtypes do not fit, as torch.nn.Linear.
         TypeError
-            If x is no tensor.
+            If `input` is no tensor.
         """
         if not self._bare:
             reason = self.epilogue.why_chain()
             if reason is not None:
-                return self._chain(x, reason)
-        return self._run(*self.run_arguments(x), self._memo)
+                return self._chain(input, reason)
+        return self._run(*self.run_arguments(input), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
         config.report_fallback(self._name, reason)

@@ -50,12 +50,12 @@ class LinearLogSumExp(Linear):
     _name = NAME
     _run = staticmethod(run)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``logsumexp(program(x @ weight.T + bias), dim=-1)``, ``(*)``.
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``logsumexp(program(input @ weight.T + bias), dim=-1)``, ``(*)``.
 
-        x, and what is raised, are as in `Linear`.
+        `input`, and what is raised, are as in `Linear`.
         """
-        return super().forward(x)
+        return super().forward(input)
 
     def _plain(self, x: Tensor) -> Tensor:
         return torch.logsumexp(super()._plain(x), -1)

@@ -187,3 +187,13 @@ def test_a_bias_of_none_is_none_as_in_torch() -> None:
     assert pcf.nn.Conv2dBatchNorm2dScale(3, 4, 3, 2.0, bias=None).conv.bias is None
     with pytest.raises(ValueError, match="has 17;"):
         pcf.nn.Linear(3, 4, None, epilogue=(pcf.relu(),) * 17)
+
+
+def test_input_may_be_named_as_in_torch() -> None:
+    for layer in (pcf.nn.Linear(3, 4), pcf.nn.LinearLogSumExp(3, 4)):
+        assert torch.equal(layer(input=torch.ones(2, 3)), layer(torch.ones(2, 3)))
+    assert pcf.explain(pcf.nn.Linear(3, 4), input=torch.ones(2, 3)).path == "fallback"
+    x = torch.ones(1, 3, 5, 5)
+    for layer in (pcf.nn.Conv2d(3, 4, 3), pcf.nn.ConvTranspose2d(3, 4, 3)):
+        assert torch.equal(layer(input=x), layer(x))
+        assert pcf.explain(layer, input=x).path == "fallback"
