@@ -34,7 +34,7 @@ class FusedModule(nn.Module):
     _load_hooks: tuple[RemovableHandle, ...] = ()
 
     def __init__(self, precision: config.Precision | None) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # not that of a class of torch that a module also inherits
         config.check_precision(precision)
         self.precision = precision
         self._memo = Memo()

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from pycutfuse import config
 from pycutfuse.geometry import Geometry
@@ -101,19 +102,8 @@ def pad_input(x: Tensor, padding: Sequence[int], mode: str) -> Tensor:
     return F.pad(x, list(padding), mode=mode)
 
 
-class TorchConv(PackedModule):
+class TorchConv(PackedModule, _ConvNd):
     """What Conv2d and ConvTranspose2d share: torch's settings and parameters, and a program."""
-
-    weight: nn.Parameter
-    bias: nn.Parameter | None
-    kernel_size: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int] | str
-    dilation: tuple[int, int]
-    output_padding: tuple[int, int]
-    groups: int
-    padding_mode: str
-    _reversed_padding_repeated_twice: list[int]
 
     _torch_class: ClassVar[type[Torch]]
 
@@ -139,7 +129,7 @@ class TorchConv(PackedModule):
 
     def reset_parameters(self) -> None:
         """Draw weight and bias again, as torch does."""
-        self._torch_class.reset_parameters(self)  # type: ignore[arg-type]
+        self._torch_class.reset_parameters(self)
 
     def frozen_weight(self) -> Tensor:
         """The weight that `freeze` packs."""
@@ -149,9 +139,12 @@ class TorchConv(PackedModule):
         """Arguments of a call now; `output_padding` replaces the module's."""
         # Dictionaries, as attributes of a module cost ten times more; not where a parametrization
         # or weight_norm took a parameter out of them.
-        parameters = self._parameters
+        parameters: dict[str, Any] = self._parameters
         if "weight" in parameters and "bias" in parameters:
-            weight, bias = cast(Tensor, parameters["weight"]), parameters["bias"]
+            weight, bias = (
+                cast(Tensor, parameters["weight"]),
+                cast("Tensor | None", parameters["bias"]),
+            )
         else:
             weight, bias = self.weight, self.bias
         if output_padding is None:

@@ -15,7 +15,7 @@ from pycutfuse.ops._conv_call import Call
 from pycutfuse.program import Program, check_program
 
 
-class Conv2d(TorchConv):
+class Conv2d(TorchConv, nn.Conv2d):
     """``program(conv2d(x) + bias)``: torch.nn.Conv2d with a fused pointwise program.
 
     Parameters
@@ -48,6 +48,9 @@ class Conv2d(TorchConv):
     -----
     Input ``(N, C, H, W)`` or ``(C, H, W)``. A padding mode other than ``"zeros"`` pads first, in a
     pass of its own, as torch does.
+
+    Initialisers and ``spectral_norm`` find it, as it is an instance of torch.nn.Conv2d.
+    A tool that puts modules of its own in place of instances drops the program with them.
 
     Examples
     --------
@@ -123,7 +126,7 @@ class Conv2d(TorchConv):
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
         config.report_fallback("conv2d", reason)
-        value = nn.Conv2d._conv_forward(self, x, self.weight, self.bias)  # type: ignore[arg-type]
+        value = nn.Conv2d._conv_forward(self, x, self.weight, self.bias)
         result: Tensor = self.epilogue(value)
         return result
 
@@ -154,7 +157,7 @@ class Conv2d(TorchConv):
         return cast(Conv2d, cls._share(module, epilogue, precision))
 
 
-class ConvTranspose2d(TorchConv):
+class ConvTranspose2d(TorchConv, nn.ConvTranspose2d):
     """``program(conv_transpose2d(x) + bias)``: torch.nn.ConvTranspose2d with a fused program.
 
     Parameters
@@ -178,6 +181,11 @@ class ConvTranspose2d(TorchConv):
     ------
     TypeError, ValueError
         As torch.nn.ConvTranspose2d; also for a malformed program or an unknown precision.
+
+    Notes
+    -----
+    Initialisers and ``spectral_norm`` find it, as it is an instance of torch.nn.ConvTranspose2d.
+    A tool that puts modules of its own in place of instances drops the program with them.
 
     Examples
     --------

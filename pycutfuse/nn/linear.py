@@ -13,7 +13,7 @@ from pycutfuse.ops._linear import NAME, run
 from pycutfuse.program import MAX_STEPS, Encoded, Program, check_program
 
 
-class Linear(FusedModule):
+class Linear(FusedModule, nn.Linear):
     """``program(x @ weight.T + bias)``: torch.nn.Linear with a fused pointwise program.
 
     Parameters
@@ -47,6 +47,9 @@ class Linear(FusedModule):
     -----
     Input ``(*, in_features)``, output ``(*, out_features)``; 1-D to N-D.
 
+    Initialisers and ``spectral_norm`` find it, as it is an instance of torch.nn.Linear.
+    A tool that puts modules of its own in place of instances drops the program with them.
+
     Examples
     --------
     >>> import torch, pycutfuse as pcf
@@ -58,7 +61,7 @@ class Linear(FusedModule):
     """
 
     weight: nn.Parameter
-    bias: nn.Parameter | None
+    bias: nn.Parameter | None  # type: ignore[assignment]  # torch's own may be None as well
 
     _name = NAME
     _run: Callable[..., Tensor] = staticmethod(run)
@@ -93,7 +96,7 @@ class Linear(FusedModule):
 
     def reset_parameters(self) -> None:
         """Draw weight and bias again, as torch.nn.Linear does."""
-        nn.Linear.reset_parameters(self)  # type: ignore[arg-type]
+        nn.Linear.reset_parameters(self)
 
     def frozen_weight(self) -> Tensor:
         """The weight that `freeze` splits."""
