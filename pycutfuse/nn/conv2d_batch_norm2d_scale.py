@@ -102,11 +102,18 @@ class Conv2dBatchNorm2dScale(PackedModule):
         self.bn = nn.BatchNorm2d(out_channels, eps, momentum, device=device, dtype=dtype)
         self._adopt(scaling_factor, epilogue)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As torch; a factor may also change between a number, a tensor and a Parameter."""
+        if name == "scaling_factor":
+            for holder in (self._parameters, self._buffers, self.__dict__):
+                holder.pop(name, None)
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                self.register_buffer(name, value, persistent=False)
+                return
+        super().__setattr__(name, value)
+
     def _adopt(self, scale: Scale, epilogue: Program) -> None:
-        if isinstance(scale, Tensor) and not isinstance(scale, nn.Parameter):
-            self.register_buffer("scaling_factor", scale, persistent=False)
-        else:
-            self.scaling_factor = scale
+        self.scaling_factor = scale
         self.epilogue = Epilogue(epilogue)
         self._bare = len(self.epilogue) == 0
         steps = [step.step() for step in self.epilogue]

@@ -157,3 +157,25 @@ def test_from_torch() -> None:
     chain.bn = ours.bn
     with pytest.raises(TypeError):
         pcf.nn.Conv2dBatchNorm2dScale.from_torch(chain)
+
+
+FACTORS = {
+    "number": lambda: 3.0,
+    "tensor": lambda: torch.rand(4, 1, 1),
+    "parameter": lambda: nn.Parameter(torch.rand(4, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("first", FACTORS)
+@pytest.mark.parametrize("then", FACTORS)
+def test_a_factor_of_another_kind_may_be_assigned(first: str, then: str) -> None:
+    layer = pcf.nn.Conv2dBatchNorm2dScale(3, 4, 3, FACTORS[first]()).eval()
+    x, factor = torch.rand(2, 3, 5, 6), FACTORS[then]()
+    layer(x)
+    layer.scaling_factor = factor
+    assert layer.scaling_factor is factor
+    torch.testing.assert_close(layer(x), layer.bn(layer.conv(x)) * factor)
+    assert ("scaling_factor" in layer.state_dict()) == (then == "parameter")
+    assert ("scaling_factor" in dict(layer.named_parameters())) == (then == "parameter")
+    assert isinstance(layer.double().scaling_factor, float) == (then == "number")
+    assert then == "number" or layer.scaling_factor.dtype is torch.float64
