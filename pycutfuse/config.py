@@ -23,6 +23,7 @@ class _PrecisionState(threading.local):
     # Set per instance and not on the class: Dynamo guards the attribute only where it exists.
     def __init__(self) -> None:
         self.value: str = DEFAULT
+        self.entered: tuple[precision, ...] = ()  # the last one decides
 
 
 _precision = _PrecisionState()
@@ -59,14 +60,20 @@ class precision:  # noqa: N801 - reads as a function where it is used
     def __init__(self, value: Precision | None) -> None:
         check_precision(value)
         self.value: str = DEFAULT if value is None else value
-        self.outer: list[str] = []
 
     def __enter__(self) -> None:
-        self.outer.append(_precision.value)
+        _precision.entered = (*_precision.entered, self)
         _precision.value = self.value
 
     def __exit__(self, *_: object) -> None:
-        _precision.value = self.outer.pop()
+        # Not always the last one: tasks of asyncio leave theirs in any order.
+        entered = _precision.entered
+        for at in range(len(entered) - 1, -1, -1):
+            if entered[at] is self:
+                entered = entered[:at] + entered[at + 1 :]
+                break
+        _precision.entered = entered
+        _precision.value = entered[-1].value if entered else DEFAULT
 
 
 def current_precision() -> str:

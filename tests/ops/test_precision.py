@@ -1,5 +1,6 @@
 """The tier is read at each call from the argument, the context of the thread, or torch's flags."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -73,6 +74,46 @@ def test_a_context_holds_for_its_thread_only() -> None:
         thread.start()
         thread.join()
     assert seen == ["default"]
+
+
+def test_threads_may_share_a_context_object() -> None:
+    context, seen = pcf.precision("ieee"), []
+    steps = [threading.Event() for _ in range(2)]
+
+    def other() -> None:
+        with pcf.precision("tf32"):
+            with context:
+                steps[0].set()
+                steps[1].wait(10)
+            seen.append(config.current_precision())
+
+    thread = threading.Thread(target=other)
+    with context:
+        thread.start()
+        steps[0].wait(10)
+    seen.append(config.current_precision())
+    steps[1].set()
+    thread.join()
+    assert seen == ["default", "tf32"]
+
+
+def test_tasks_may_leave_their_contexts_in_any_order() -> None:
+    async def task(tier: config.Precision, own: asyncio.Event, other: asyncio.Event) -> None:
+        with pcf.precision(tier):
+            own.set()
+            await other.wait()
+
+    async def both() -> None:
+        entered, left = asyncio.Event(), asyncio.Event()
+        first = asyncio.create_task(task("ieee", asyncio.Event(), entered))
+        second = asyncio.create_task(task("tf32", entered, left))
+        await first
+        assert config.current_precision() == "tf32"
+        left.set()
+        await second
+
+    asyncio.run(both())
+    assert config.current_precision() == "default"
 
 
 def test_an_argument_wins_over_the_context() -> None:
