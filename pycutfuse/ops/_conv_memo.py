@@ -39,6 +39,9 @@ class ConvMemo:
         self._entry: _Entry | None = None
         self._last: ConvRecipe | None = None
 
+    __deepcopy__ = Memo.__deepcopy__
+    __reduce__ = Memo.__reduce__
+
     def _hit(self, call: Call, tier: str) -> ConvRecipe | None:
         entry = self._entry
         if entry is None:

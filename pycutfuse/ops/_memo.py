@@ -93,6 +93,12 @@ class Memo:
         self._asked = 0  # how often `is_due` was, of the entry
         self.replay: Replay | None = None
 
+    def __deepcopy__(self, memo: object) -> "Memo":
+        return type(self)()  # a parametrized module's own copy would copy the plan
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(self), ()
+
     def is_due(self) -> bool:
         """Whether to record a replay after a call that was not one: after the 1st, 2nd, 4th, ..."""
         self._asked += 1

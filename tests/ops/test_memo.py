@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import pycutfuse as pcf
 from pycutfuse.ops import _launch, _linear, _memo
 from pycutfuse.ops import _linear_batch_norm_raw as raw
+from pycutfuse.ops._chain import ChainMemo
+from pycutfuse.ops._conv_memo import ConvMemo
 from pycutfuse.testing import forced_policy
 
 from .simulated import Binding, install
@@ -140,6 +142,24 @@ def test_copies_start_anew(kind: str, binding: Binding) -> None:
     for twin in (copy.copy(layer), copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert twin._memo is not layer._memo
         agrees(twin, x, binding)
+
+
+def test_a_parametrized_module_is_copied(binding: Binding) -> None:
+    layer, x = make("linear"), torch.rand(5, 6)
+    nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh())
+    expected = [layer(x) for _ in range(3)][0]
+    twin = copy.deepcopy(layer)
+    assert (twin._memo._entry, twin._memo._last) == (None, None)
+    torch.testing.assert_close(twin(x), expected)
+
+
+@pytest.mark.parametrize("kind", [_memo.Memo, ChainMemo, ConvMemo])
+def test_copies_of_a_memo_are_empty(kind: type) -> None:
+    memo = kind()
+    memo._last = object()
+    for twin in (copy.copy(memo), copy.deepcopy(memo), pickle.loads(pickle.dumps(memo))):
+        assert type(twin) is kind
+        assert twin._last is None
 
 
 @pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad])
