@@ -222,6 +222,8 @@ def run(call: Call, memo: ChainMemo | None = None) -> Tensor:
                 return _chain(call)
             recipe = None if isinstance(found, _launch.Refusal) else found
     if recipe is None:
+        for layer in (first, second):
+            _gate.check_bias(layer.weight, layer.program, layer.operands)
         reason = why_reference(call)
         if reason is not None:
             return _by_chain(call, reason)

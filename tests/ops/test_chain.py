@@ -149,6 +149,16 @@ def test_mixed_dtypes_raise_as_torch(dtype: torch.dtype, device: torch.device) -
             _chain.run(changed)
 
 
+@pytest.mark.parametrize("name", ["linear1", "linear2"])
+def test_a_bias_of_another_dtype_raises_as_torch(name: str, device: torch.device) -> None:
+    layer = pcf.nn.LinearSigmoidLinearLogSumExp(3, 4, 5, device=device)
+    bias = getattr(layer, name).bias
+    bias.data = bias.data.bfloat16()
+    for call in (layer, layer.to_torch()):
+        with pytest.raises(RuntimeError):
+            call(torch.ones(2, 3, device=device))
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("sizes", "reason"),

@@ -138,6 +138,15 @@ def test_invalid_options(device: torch.device) -> None:
         pcf.ops.linear_logsumexp(x, weight, epilogue=(pcf.relu(),) * 17)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_bias_of_another_dtype_raises_as_torch(dtype: torch.dtype, device: torch.device) -> None:
+    layer = pcf.nn.LinearLogSumExp(3, 4, device=device)
+    layer.bias.data = layer.bias.data.to(dtype)
+    for call in (layer, layer.to_torch()):
+        with pytest.raises(RuntimeError):
+            call(torch.ones(2, 3, device=device))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_dtypes(dtype: torch.dtype, device: torch.device) -> None:
     x, weight = draw(6, 80, device=device, dtype=dtype), draw(4, 80, device=device, dtype=dtype)
