@@ -1,7 +1,8 @@
 """How a convolution's kernel meets its input: canonical, checked, without tensors' contents."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,30 +26,51 @@ class Geometry(NamedTuple):
         return self.padding[:2] == self.padding[2:]
 
 
+def _integer(value: Any) -> Any:
+    """`value` as an int, or None if torch takes no such thing for one; a SymInt stays."""
+    if type(value) is int or isinstance(value, torch.SymInt):
+        return value
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    try:
+        return index(value)
+    except TypeError:  # a tensor of another kind
+        return None
+
+
 def pair(operator: str, name: str, value: int | Sequence[int]) -> Pair:
-    """`value` for both dimensions.
+    """`value` for both dimensions, as plain ints.
 
     Raises
     ------
     TypeError
-        If it is neither an int nor a sequence of ints.
+        If it is neither an int nor a sequence of ints; a bool is none.
     RuntimeError
         If it has not 1 or 2 values, as torch.
     """
-    if isinstance(value, int):
-        return value, value
     if not isinstance(value, (tuple, list)):
-        raise TypeError(
-            f"{operator}: {name} is a {type(value).__name__}; it must be an int or two ints"
-        )
-    for one in value:
-        if not isinstance(one, int):
-            raise TypeError(f"{operator}: {name} holds a {type(one).__name__}; it must hold ints")
-    if len(value) not in (1, 2):
+        found = _integer(value)
+        if found is None:
+            raise TypeError(
+                f"{operator}: {name} is a {type(value).__name__}; it must be an int or two ints"
+            )
+        return found, found
+    ints = [_integer(one) for one in value]
+    if None in ints:
+        kind = type(value[ints.index(None)]).__name__
+        raise TypeError(f"{operator}: {name} holds a {kind}; it must hold ints")
+    if len(ints) not in (1, 2):
         raise RuntimeError(
-            f"{operator}: {name} has {len(value)} values; give one, or two: (height, width)"
+            f"{operator}: {name} has {len(ints)} values; give one, or two: (height, width)"
         )
-    return value[0], value[-1]
+    return ints[0], ints[-1]
+
+
+def _groups(operator: str, value: int) -> int:
+    found: int | None = _integer(value)
+    if found is None:
+        raise TypeError(f"{operator}: groups is a {type(value).__name__}; it must be an int")
+    return found
 
 
 def _same(operator: str, weight: Tensor, stride: Pair, dilation: Pair) -> tuple[int, int, int, int]:
@@ -89,7 +111,7 @@ def conv2d_geometry(
         paddings = _same(operator, weight, strides, dilations) if padding == "same" else zeros
     else:
         paddings = pair(operator, "padding", padding) * 2
-    made = Geometry(strides, paddings, dilations, (0, 0), groups, False)
+    made = Geometry(strides, paddings, dilations, (0, 0), _groups(operator, groups), False)
     _check_range(operator, made)
     return made
 
@@ -112,7 +134,7 @@ def conv_transpose2d_geometry(
     strides, dilations = pair(operator, "stride", stride), pair(operator, "dilation", dilation)
     paddings = pair(operator, "padding", padding) * 2
     extra = pair(operator, "output_padding", output_padding)
-    made = Geometry(strides, paddings, dilations, extra, groups, True)
+    made = Geometry(strides, paddings, dilations, extra, _groups(operator, groups), True)
     _check_range(operator, made)
     for more, step, gap in zip(extra, strides, dilations, strict=True):
         if more >= max(step, gap):
@@ -124,9 +146,6 @@ def conv_transpose2d_geometry(
 
 
 def _check_range(operator: str, geometry: Geometry) -> None:
-    if not isinstance(geometry.groups, int):
-        kind = type(geometry.groups).__name__
-        raise TypeError(f"{operator}: groups is a {kind}; it must be an int")
     for name, values, least in (
         ("stride", geometry.stride, 1),
         ("padding", geometry.padding[:2], 0),
@@ -181,7 +200,8 @@ def output_shape(
     Raises
     ------
     RuntimeError
-        As torch, if shapes do not fit or the result would have no pixels.
+        As torch, if shapes do not fit or the result would have no pixels, or where it is
+        transposed fewer.
     """
     operator = operator_of(geometry)
     if x.dim() not in (3, 4):
@@ -203,11 +223,12 @@ def output_shape(
         else:
             reach = dilation * (kernel - 1) + 1
             made = (size + padded - reach) // stride + 1
-        if made <= 0:
+        least = 0 if geometry.transposed else 1
+        if made < least:
             raise RuntimeError(
                 f"{operator}: the output would be {made} pixels {('high', 'wide')[at]} for x of "
                 f"{size} pixels, a kernel of {kernel}, padding {padded} in all, stride {stride} "
-                f"and dilation {dilation}; it needs at least 1: use a larger x or other padding"
+                f"and dilation {dilation}; it needs at least {least}: use a larger x or other padding"
             )
         pixels.append(made)
     return (*x.shape[:-3], channels, *pixels)
