@@ -104,6 +104,8 @@ def _read_conv_fp32_precision() -> str:
 _has_fp32_precision = hasattr(torch._C, "_get_fp32_precision_getter")
 torch_tier = _read_fp32_precision if _has_fp32_precision else _read_allow_tf32
 torch_conv_tier = _read_conv_fp32_precision if _has_fp32_precision else _read_conv_allow_tf32
+for _read in (torch_tier, torch_conv_tier):
+    _read._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def tier_questions(precision: str | None) -> list[tuple[Any, ...]]:

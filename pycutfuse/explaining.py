@@ -1,6 +1,7 @@
 """explain."""
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +16,9 @@ from pycutfuse.nn import (
     LinearScaleBatchNorm1d,
     LinearSigmoidLinearLogSumExp,
 )
+from pycutfuse.nn._base import FusedModule
 from pycutfuse.ops import _explain, _explain_conv, _explain_logsumexp
+from pycutfuse.ops._chain import NAME as CHAIN
 from pycutfuse.ops._conv import prepare_conv2d, prepare_conv_transpose2d
 from pycutfuse.ops._conv_batch_norm import prepare as prepare_conv2d_batch_norm
 from pycutfuse.ops._conv_call import BATCH_NORM, Call
@@ -56,7 +59,7 @@ def explain(
     Raises
     ------
     TypeError
-        If `module_or_op` is neither.
+        If `module_or_op` is neither, or the arguments are not those of its call.
     RuntimeError, ValueError
         If the call is invalid, as the call itself.
 
@@ -69,25 +72,11 @@ def explain(
       tier: ieee
       program: add(operand 0) | relu
     """
-    if isinstance(module_or_op, LinearLogSumExp):
-        return _explain_linear_logsumexp(module_or_op, *inputs, **options)
-    if isinstance(module_or_op, LinearSigmoidLinearLogSumExp):
-        return _explain_two_linears(module_or_op, *inputs, **options)
-    if isinstance(module_or_op, Linear):
-        reason = module_or_op.epilogue.why_chain()
-        if reason is not None:
-            return _explain.explain_chain("linear", reason, module_or_op.precision)
-        return _explain.explain_linear(*module_or_op.run_arguments(*inputs, **options))
-    if isinstance(module_or_op, LinearScaleBatchNorm1d):
-        (x,) = (*inputs, *options.values())
-        reason = module_or_op.why_chain(x)
-        if reason is not None:
-            return _explain.explain_chain("linear_batch_norm", reason, module_or_op.precision)
-        return _explain.explain_linear_batch_norm(module_or_op.call_arguments(x))
-    if isinstance(module_or_op, (Conv2d, ConvTranspose2d, Conv2dBatchNorm2dScale)):
-        return _explain_conv_module(module_or_op, *inputs, **options)
-    if module_or_op in _CONVOLUTIONS:
-        return _explain_conv.explain_conv(_CONVOLUTIONS[module_or_op](*inputs, **options))
+    if isinstance(module_or_op, FusedModule):
+        return _explain_module(module_or_op, *_arguments(module_or_op, inputs, options))
+    for function, prepare in _CONVOLUTIONS.items():
+        if module_or_op is function:
+            return _explain_conv.explain_conv(prepare(*inputs, **options))
     if module_or_op is ops.linear:
         return _explain.explain_linear(*prepare_linear(*inputs, **options))
     if module_or_op is ops.linear_batch_norm:
@@ -102,22 +91,40 @@ def explain(
     )
 
 
-def _explain_linear_logsumexp(layer: LinearLogSumExp, x: Tensor) -> Explanation:
-    reason = layer.epilogue.why_chain()
-    if reason is not None:
-        return _explain.explain_chain("linear_logsumexp", reason, layer.precision)
-    return _explain_logsumexp.explain_linear_logsumexp(*layer.run_arguments(x))
+def _arguments(
+    module: FusedModule, inputs: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Arguments of the module's forward in their order, x first and a Tensor."""
+    given = signature(type(module).forward).bind(module, *inputs, **options).args[1:]
+    if not isinstance(given[0], Tensor):
+        raise TypeError(f"x is a {type(given[0]).__name__}; it must be a Tensor")
+    return given
 
 
-def _explain_two_linears(layer: LinearSigmoidLinearLogSumExp, x: Tensor) -> Explanation:
-    reason = layer.why_chain(x)
-    if reason is not None:
-        return _explain.explain_chain("linear_linear_logsumexp", reason, layer.precision)
-    return _explain_logsumexp.explain_linear_linear_logsumexp(layer.call_arguments(x))
+def _explain_module(layer: FusedModule, x: Tensor, *rest: Any) -> Explanation:
+    if isinstance(layer, LinearSigmoidLinearLogSumExp):
+        reason = layer.why_chain(x)
+        if reason is not None:
+            return _explain.explain_chain(CHAIN, reason, x, layer.precision)
+        return _explain_logsumexp.explain_linear_linear_logsumexp(layer.call_arguments(x))
+    if isinstance(layer, Linear):
+        reason = layer.epilogue.why_chain()
+        if reason is not None:
+            return _explain.explain_chain(layer._name, reason, x, layer.precision)
+        if isinstance(layer, LinearLogSumExp):
+            return _explain_logsumexp.explain_linear_logsumexp(*layer.run_arguments(x))
+        return _explain.explain_linear(*layer.run_arguments(x))
+    if isinstance(layer, LinearScaleBatchNorm1d):
+        reason = layer.why_chain(x)
+        if reason is not None:
+            return _explain.explain_chain("linear_batch_norm", reason, x, layer.precision)
+        return _explain.explain_linear_batch_norm(layer.call_arguments(x))
+    assert isinstance(layer, (Conv2d, ConvTranspose2d, Conv2dBatchNorm2dScale))
+    return _explain_conv_module(layer, x, *rest)
 
 
 def _explain_conv_module(
-    layer: Conv2d | ConvTranspose2d | Conv2dBatchNorm2dScale, *inputs: Any, **options: Any
+    layer: Conv2d | ConvTranspose2d | Conv2dBatchNorm2dScale, x: Tensor, *rest: Any
 ) -> Explanation:
     if isinstance(layer, Conv2dBatchNorm2dScale):
         name, reason = BATCH_NORM, layer.why_chain()
@@ -126,5 +133,5 @@ def _explain_conv_module(
         name = "conv2d" if isinstance(layer, Conv2d) else "conv_transpose2d"
         reason, make = layer.epilogue.why_chain(), layer.run_arguments
     if reason is not None:
-        return _explain_conv.explain_chain(name, reason, layer.precision)
-    return _explain_conv.explain_conv(make(*inputs, **options))
+        return _explain_conv.explain_chain(name, reason, x, layer.precision)
+    return _explain_conv.explain_conv(make(x, *rest))

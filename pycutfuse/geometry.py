@@ -228,7 +228,8 @@ def output_shape(
             raise RuntimeError(
                 f"{operator}: the output would be {made} pixels {('high', 'wide')[at]} for x of "
                 f"{size} pixels, a kernel of {kernel}, padding {padded} in all, stride {stride} "
-                f"and dilation {dilation}; it needs at least {least}: use a larger x or other padding"
+                f"and dilation {dilation}; it needs at least {least}: use a larger x or "
+                "other padding"
             )
         pixels.append(made)
     return (*x.shape[:-3], channels, *pixels)

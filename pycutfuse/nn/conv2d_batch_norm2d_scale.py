@@ -12,7 +12,7 @@ from pycutfuse.nn._base import check_source
 from pycutfuse.nn._conv_base import PackedModule, PaddingMode, pad_input, settings_of
 from pycutfuse.nn._epilogue import Epilogue, has_global_hooks, has_hooks
 from pycutfuse.ops._conv_batch_norm import run
-from pycutfuse.ops._conv_call import BATCH_NORM, Call, Norm, check_one_value
+from pycutfuse.ops._conv_call import BATCH_NORM, Call, Norm, check_one_value, why_children
 from pycutfuse.ops._linear_batch_norm import encode_momentum
 from pycutfuse.program import EMPTY, Encoded, Program, check_program, encode, mul
 
@@ -243,7 +243,7 @@ class Conv2dBatchNorm2dScale(PackedModule):
         if plain and isinstance(bn, _BatchNorm) and x.dim() == 4:
             shape = output_shape(x, conv.weight, conv.bias, self._make_geometry())
             check_one_value(shape, bn.training)
-        config.report_fallback(BATCH_NORM, reason)
+        config.report_fallback(BATCH_NORM, why_children(reason, x, self.precision))
         value: Tensor = self.epilogue(bn(conv(x)) * self.scaling_factor)
         return value
 

@@ -11,6 +11,7 @@ from pycutfuse import config
 from pycutfuse.nn._base import FusedModule, check_source
 from pycutfuse.nn._epilogue import Epilogue, has_global_hooks, has_hooks
 from pycutfuse.ops import _gate
+from pycutfuse.ops._contraction import why_children
 from pycutfuse.ops._linear_batch_norm import encode_momentum, run
 from pycutfuse.ops._linear_batch_norm_planned import record
 from pycutfuse.ops._linear_batch_norm_raw import NAME, Call
@@ -254,7 +255,7 @@ class LinearScaleBatchNorm1d(FusedModule):
         bn = self.bn
         if x.dim() == 2 and isinstance(bn, _BatchNorm):
             _gate.check_one_sample(x.shape[0], bn.num_features, bn.training)
-        config.report_fallback(NAME, reason)
+        config.report_fallback(NAME, why_children(reason, x, self.precision))
         value: Tensor = self.epilogue(self.bn(self.gemm(x) * self.scale))
         return value
 

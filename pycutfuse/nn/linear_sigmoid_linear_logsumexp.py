@@ -10,6 +10,7 @@ from pycutfuse.nn._base import FusedModule, check_source
 from pycutfuse.nn._epilogue import has_global_hooks, has_hooks
 from pycutfuse.ops import _frozen
 from pycutfuse.ops._chain import NAME, Call, ChainMemo, Layer, run
+from pycutfuse.ops._contraction import why_children
 from pycutfuse.program import EMPTY, encode, sigmoid
 
 
@@ -198,7 +199,7 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
         return run(self.call_arguments(x), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
-        config.report_fallback(NAME, reason)
+        config.report_fallback(NAME, why_children(reason, x, self.precision))
         return _forward(self, x)
 
     @classmethod

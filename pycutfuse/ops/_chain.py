@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from pycutfuse import _library, config, reference
 from pycutfuse.ops import _chain_launch, _gate, _handover, _launch, _linear, _linear_logsumexp, _vjp
 from pycutfuse.ops._chain_launch import NAME, Call, Layer, check, of_flat
-from pycutfuse.ops._contraction import contract
+from pycutfuse.ops._contraction import contract, is_strict
 from pycutfuse.ops._memo import Memo
 
 __all__ = ["NAME", "Call", "ChainMemo", "Layer", "run"]
@@ -222,8 +222,7 @@ def run(call: Call, memo: ChainMemo | None = None) -> Tensor:
                 return _chain(call)
             recipe = None if isinstance(found, _launch.Refusal) else found
     if recipe is None:
-        for layer in (first, second):
-            _gate.check_bias(layer.weight, layer.program, layer.operands)
+        _check_biases(call)
         reason = why_reference(call)
         if reason is not None:
             return _by_chain(call, reason)
@@ -253,15 +252,26 @@ def run(call: Call, memo: ChainMemo | None = None) -> Tensor:
     return out
 
 
-def _by_chain(call: Call, reason: str) -> Tensor:
+def _check_biases(call: Call) -> None:
+    for layer in (call.first, call.second):
+        _gate.check_bias(layer.weight, layer.program, layer.operands)
+
+
+def check_all(call: Call) -> None:
+    """Raise, as the plain chain, unless the call's dtypes and shapes fit."""
+    _check_biases(call)
     _gate.check_dtypes(call.x, call.first.weight)
     check(call)
+
+
+def _by_chain(call: Call, reason: str) -> Tensor:
+    check_all(call)
     config.report_fallback(NAME, reason)
     return _chain(call)
 
 
 def _chain(call: Call) -> Tensor:
-    x, first, second, _ = call
+    x, first, second, precision = call
     return reference.linear_linear_logsumexp(
         x,
         first.weight,
@@ -274,4 +284,5 @@ def _chain(call: Call) -> Tensor:
         second.operands,
         first.program.biased,
         second.program.biased,
+        is_strict(x, precision),
     )

@@ -5,21 +5,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pycutfuse import config
-from pycutfuse.ops import _launch
+from pycutfuse.ops import _gate, _launch
 from pycutfuse.program import EMPTY
 
 
-def torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> Tensor:
+def is_strict(x: Tensor, precision: str) -> bool:
+    """Whether torch's own linear would be less accurate than `precision` asks for.
+
+    So an explicit ``"ieee"`` under flags that allow TF32, which are read and never written.
+    """
+    return _gate.asks_ieee(x, precision) and config.torch_tier() != "ieee"
+
+
+def why_children(reason: str, x: Tensor, precision: str | None) -> str:
+    """`reason` why the children of a module of linear layers run, and the tier if it matters."""
+    asked = precision or config.current_precision()
+    return _gate.why_children(reason, isinstance(x, Tensor) and is_strict(x, asked))
+
+
+def torch_linear(x: Tensor, weight: Tensor, precision: str) -> Tensor:
     """torch's linear, never less accurate than `precision` asks for.
 
-    torch's flags are read and never written, so an explicit ``"ieee"`` under flags that allow TF32
-    goes through float64: rare, and the only way torch offers.
+    What `is_strict` goes through float64: rare, and the only way torch offers.
     """
-    strict = precision == "ieee" and x.is_cuda and x.dtype is torch.float32
-    if strict and config.torch_tier() != "ieee":
-        wide = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-        return wide.to(x.dtype)
-    return F.linear(x, weight, bias)
+    if is_strict(x, precision):
+        return F.linear(x.double(), weight.double()).to(x.dtype)
+    return F.linear(x, weight)
 
 
 def contract(x: Tensor, weight: Tensor, precision: str) -> Tensor:
@@ -33,4 +44,4 @@ def contract(x: Tensor, weight: Tensor, precision: str) -> Tensor:
         found = None if tier == "torch" else _launch.lookup(x, weight, None, EMPTY, (), tier)
         if isinstance(found, _launch.Recipe):
             return _launch.launch(found, (x, weight, None))
-    return torch_linear(x, weight, None, precision)
+    return torch_linear(x, weight, precision)

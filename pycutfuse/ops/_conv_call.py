@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pycutfuse import reference
+from pycutfuse import config, reference
 from pycutfuse.geometry import Geometry, operator_of, output_shape
 from pycutfuse.ops import _gate
 from pycutfuse.program import EMPTY, OPS, Encoded
@@ -151,13 +151,28 @@ def is_recorded(call: Call) -> bool:
     return _gate.any_requires_grad(call.x, call.weight, own)
 
 
+def is_strict(x: Tensor, precision: str) -> bool:
+    """As `_contraction.is_strict`, of convolutions."""
+    return _gate.asks_ieee(x, precision) and config.torch_conv_tier() != "ieee"
+
+
+def why_children(reason: str, x: Tensor, precision: str | None) -> str:
+    """As `_contraction.why_children`, of convolutions."""
+    asked = precision or config.current_precision()
+    return _gate.why_children(reason, isinstance(x, Tensor) and is_strict(x, asked))
+
+
 def by_chain(call: Call) -> Tensor:
-    """The plain torch chain, with torch's own autograd."""
+    """The plain torch chain, with torch's own autograd, at the tier that an "ieee" call asks for.
+
+    There it goes through float64, as gradients too would follow torch's flags.
+    """
+    wide = is_strict(call.x, call.precision)
     head = (call.x, call.weight, call.bias, call.geometry)
     program = (call.program.codes, call.program.constants, call.operands)
     norm = call.norm
     if norm is None:
-        return reference.convolution(*head, *program)
+        return reference.convolution(*head, *program, wide)
     return reference.conv2d_batch_norm(
         *head,
         *program,
@@ -168,4 +183,5 @@ def by_chain(call: Call) -> Tensor:
         norm.after.codes,
         norm.after.constants,
         norm.operands,
+        wide,
     )

@@ -9,19 +9,10 @@ from torch import Tensor
 from pycutfuse import config, reference
 from pycutfuse.geometry import Geometry, Pair
 from pycutfuse.ops import _conv_launch
-from pycutfuse.ops._conv_call import Call
+from pycutfuse.ops._conv_call import Call, is_strict
 from pycutfuse.program import EMPTY
 
 _aten: Any = torch.ops.aten
-
-
-def is_strict(x: Tensor, precision: str) -> bool:
-    """Whether torch's own convolution would be less accurate than `precision` asks for.
-
-    So an explicit ``"ieee"`` under flags that allow TF32, which are read and never written.
-    """
-    asked = precision == "ieee" and x.is_cuda and x.dtype is torch.float32
-    return asked and config.torch_conv_tier() != "ieee"
 
 
 def _ieee(

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pycutfuse import config
+from pycutfuse import config, support
 from pycutfuse.ops import _gate, _launch, _linear, _logsumexp, _vjp
 from pycutfuse.ops import _linear_batch_norm_raw as raw
+from pycutfuse.ops._contraction import why_children
 from pycutfuse.program import Encoded, describe
 
 RANGE_NOTE = (
     "an element 2^40 times smaller than the largest of its row of x or weight contributes nothing"
 )
+CHILDREN = "its children, one by one"
 PLANES_NOTE = "the planes were frozen at the tf32 tier, so the weight is split at this call"
 
 
@@ -85,6 +87,17 @@ def of_recipe(
     return Explanation(operator, "fused", None, tier, program, policy, stages, tuple(notes))
 
 
+def detour_of(
+    operator: str, reason: str | None, x: Tensor, tier: str, program: str
+) -> Explanation | None:
+    """Explain a call that does not reach the launcher, `reason` being the gate's; else None."""
+    if reason is None and tier == "torch":
+        reason = support.device_problem(x.get_device()) if x.is_cpu else None
+        if reason is None:
+            return Explanation(operator, "hand-over", _linear.HAND_OVER, tier, program)
+    return None if reason is None else Explanation(operator, "fallback", reason, tier, program)
+
+
 def _tier(x: Tensor, precision: str) -> str:
     tier = config.resolve_tier(precision)
     if tier == "torch" or x.dtype not in (torch.float16, torch.bfloat16):
@@ -114,20 +127,20 @@ def explain_linear(
         planes = None
     with _vjp.without_autocast(x) if x.is_cuda else nullcontext():
         reason = reason or _gate.why_reference(x, weight, operands)
+        _linear.check(x, weight, program, operands)
     tier = _tier(x, precision)
-    if reason is not None:
-        return Explanation(name, "fallback", reason, tier, text)
-    if tier == "torch":
-        return Explanation(name, "hand-over", _linear.HAND_OVER, tier, text)
+    detour = detour_of(name, reason, x, tier, text)
+    if detour is not None:
+        return detour
     resolved = config.resolve_tier(precision)
     found = _launch.lookup(x, weight, planes, program, operands, resolved)
     return of_recipe(name, text, tier, found, planes)
 
 
-def explain_chain(operator: str, reason: str, precision: str | None) -> Explanation:
-    """Explain a module whose children run one after the other."""
-    tier = config.resolve_tier(precision or config.current_precision())
-    return Explanation(operator, "fallback", reason, tier, "its children, one by one")
+def explain_chain(operator: str, reason: str, x: Tensor, precision: str | None) -> Explanation:
+    """Explain a module whose children run one after the other, as torch's flags say."""
+    reason, tier = why_children(reason, x, precision), _tier(x, config.DEFAULT)
+    return Explanation(operator, "fallback", reason, tier, CHILDREN)
 
 
 def explain_linear_batch_norm(call: raw.Call) -> Explanation:
@@ -141,16 +154,17 @@ def explain_linear_batch_norm(call: raw.Call) -> Explanation:
         call = call._replace(x=x, weight=weight, planes=None, words=None, operands=operands)
     with _vjp.without_autocast(call.x) if call.x.is_cuda else nullcontext():
         reason = reason or raw.why_reference(call)
+        _gate.check_bias(call.weight, call.program, call.operands)
+        _gate.check_dtypes(call.x, call.weight)
     raw.check(call)
     before = describe(call.program.codes, call.program.constants)
     after = describe(call.after.codes, call.after.constants) if call.after.codes else ""
     tail = "batch_norm (batch)" if call.training else "batch_norm (running statistics)"
     text = " | ".join(part for part in (before, tail, after) if part)
     tier = _tier(call.x, call.precision)
-    if reason is not None:
-        return Explanation(raw.NAME, "fallback", reason, tier, text)
-    if tier == "torch":
-        return Explanation(raw.NAME, "hand-over", _linear.HAND_OVER, tier, text)
+    detour = detour_of(raw.NAME, reason, call.x, tier, text)
+    if detour is not None:
+        return detour
     found = raw.lookup(call, config.resolve_tier(call.precision))
     return of_recipe(raw.NAME, text, tier, found, call.planes)
 
@@ -161,12 +175,12 @@ def explain_logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False
     dims = _logsumexp.check(x, dim, keepdim)
     program = f"logsumexp(dim={dims})"
     reason = _logsumexp.why_reference(x, dims)
+    if reason is None and config.current_precision() == "torch":
+        return Explanation(name, "hand-over", _logsumexp.HAND_OVER, "torch", program)
     if reason is None and not x.is_cuda:
         reason = f"{x.device.type} tensors"
     if reason is not None:
         return Explanation(name, "fallback", reason, tier, program)
-    if config.current_precision() == "torch":
-        return Explanation(name, "hand-over", _logsumexp.HAND_OVER, "torch", program)
     found = _logsumexp.lookup(x, dims, keepdim, _logsumexp.is_wide(x))
     if isinstance(found, _launch.Refusal):
         path = "fallback" if found.fallback else "hand-over"

@@ -9,7 +9,7 @@ from pycutfuse import config
 from pycutfuse.ops import _conv_call, _conv_launch, _gate, _vjp
 from pycutfuse.ops._conv import autocasts
 from pycutfuse.ops._conv_call import Call, with_bias
-from pycutfuse.ops._explain import Explanation
+from pycutfuse.ops._explain import CHILDREN, Explanation, detour_of
 from pycutfuse.ops._launch import Refusal
 from pycutfuse.program import describe
 
@@ -18,12 +18,12 @@ X_NOTE = "x is copied first: its images span 2^30 elements or more"
 COPY_NOTE = "operand {} is copied first: it is read by one stride of channels and one of pixels"
 
 
-def resolved_tier(call: Call) -> str:
+def resolved_tier(x: Tensor, precision: str) -> str:
     """Tier in words: that of float32, or the dtype of 16-bit tensors."""
-    tier = config.resolve_conv_tier(call.precision)
-    if tier == "torch" or call.x.dtype not in (torch.float16, torch.bfloat16):
+    tier = config.resolve_conv_tier(precision)
+    if tier == "torch" or x.dtype not in (torch.float16, torch.bfloat16):
         return tier
-    return str(call.x.dtype).replace("torch.", "")
+    return str(x.dtype).replace("torch.", "")
 
 
 def _program(call: Call) -> str:
@@ -50,12 +50,8 @@ def explain_conv(call: Call) -> Explanation:
         reason = reason or _conv_call.why_reference(call)
         _conv_call.check_dtypes(call)
     _conv_call.check(call)
-    tier, text = resolved_tier(call), _program(call)
-    if reason is not None:
-        return Explanation(name, "fallback", reason, tier, text)
-    if tier == "torch":
-        return Explanation(name, "hand-over", _conv_call.HAND_OVER, tier, text)
-    return of_recipe(call, tier, text)
+    tier, text = resolved_tier(call.x, call.precision), _program(call)
+    return detour_of(name, reason, call.x, tier, text) or of_recipe(call, tier, text)
 
 
 def of_recipe(call: Call, tier: str, text: str) -> Explanation:
@@ -72,7 +68,8 @@ def of_recipe(call: Call, tier: str, text: str) -> Explanation:
     return Explanation(call.name, "fused", None, tier, text, policy, stages, tuple(notes))
 
 
-def explain_chain(operator: str, reason: str, precision: str | None) -> Explanation:
-    """Explain a module whose children run one after the other."""
-    tier = config.resolve_conv_tier(precision or config.current_precision())
-    return Explanation(operator, "fallback", reason, tier, "its children, one by one")
+def explain_chain(operator: str, reason: str, x: Tensor, precision: str | None) -> Explanation:
+    """Explain a module whose children run one after the other, as torch's flags say."""
+    reason = _conv_call.why_children(reason, x, precision)
+    tier = resolved_tier(x, config.DEFAULT)
+    return Explanation(operator, "fallback", reason, tier, CHILDREN)

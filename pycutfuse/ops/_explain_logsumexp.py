@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pycutfuse import config
 from pycutfuse.ops import _chain, _chain_launch, _launch, _linear, _linear_logsumexp
-from pycutfuse.ops._explain import RANGE_NOTE, Explanation, _tier, of_recipe
+from pycutfuse.ops._explain import RANGE_NOTE, Explanation, _tier, detour_of, of_recipe
 from pycutfuse.program import Encoded, describe
 
 # Two planes of one exponent for all rows: 2^14 times the value, in units of fp16's 2^-24.
@@ -27,10 +27,10 @@ def explain_linear_logsumexp(
     name, tier = _linear_logsumexp.NAME, _tier(x, precision)
     text = f"{describe(program.codes, program.constants)} | logsumexp"
     reason = _linear_logsumexp.why_reference(x, weight, operands)
-    if reason is not None:
-        return Explanation(name, "fallback", reason, tier, text)
-    if tier == "torch":
-        return Explanation(name, "hand-over", _linear.HAND_OVER, tier, text)
+    _linear.check(x, weight, program, operands)
+    detour = detour_of(name, reason, x, tier, text)
+    if detour is not None:
+        return detour
     resolved, tail = config.resolve_tier(precision), _linear_logsumexp.TAIL
     found = _launch.lookup(x, weight, planes, program, operands, resolved, tail)
     return of_recipe(name, text, tier, found, planes)
@@ -45,11 +45,10 @@ def explain_linear_linear_logsumexp(call: _chain.Call) -> Explanation:
     )
     text = f"{first} | linear | {second} | logsumexp"
     reason = _chain.why_reference(call)
-    _chain_launch.check(call)
-    if reason is not None:
-        return Explanation(name, "fallback", reason, tier, text)
-    if tier == "torch":
-        return Explanation(name, "hand-over", _linear.HAND_OVER, tier, text)
+    _chain.check_all(call)
+    detour = detour_of(name, reason, call.x, tier, text)
+    if detour is not None:
+        return detour
     found = _chain_launch.lookup(call, config.resolve_tier(call.precision))
     if isinstance(found, _launch.Refusal):
         path = "fallback" if found.fallback else "hand-over"

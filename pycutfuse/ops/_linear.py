@@ -10,13 +10,20 @@ from torch.autograd.function import once_differentiable
 
 from pycutfuse import _library, config, reference
 from pycutfuse.ops import _gate, _handover, _launch, _vjp
-from pycutfuse.ops._contraction import contract, torch_linear
+from pycutfuse.ops._contraction import contract, is_strict
 from pycutfuse.ops._memo import Memo
 from pycutfuse.program import Encoded, Program, encode, operands_of
-from pycutfuse.reference import apply_program
 
 NAME = "linear"
 HAND_OVER = 'precision="torch"'
+
+
+def check(x: Tensor, weight: Tensor, program: Encoded, operands: Sequence[Tensor]) -> None:
+    """Raise, as the plain chain, unless dtypes and shapes fit."""
+    _gate.check_bias(weight, program, operands)
+    _gate.check_dtypes(x, weight)
+    _gate.check_linear(x, weight)
+    _gate.check_operands((*x.shape[:-1], *weight.shape[:-1]), operands, "program")
 
 
 def forward_by_torch(
@@ -30,15 +37,8 @@ def forward_by_torch(
     _gate.check_dtypes(x, weight)
     _gate.check_linear(x, weight)
     _gate.check_operands((*x.shape[:-1], *weight.shape[:-1]), operands, "program")
-    if (
-        precision == "ieee"
-        and x.dtype is torch.float32
-        and x.is_cuda
-        and config.torch_tier() != "ieee"
-    ):
-        value = torch_linear(x, weight, None, precision)
-        return apply_program(value, codes, constants, operands).contiguous()
-    return reference.linear(x, weight, codes, constants, operands).contiguous()
+    wide = is_strict(x, precision)
+    return reference.linear(x, weight, codes, constants, operands, wide=wide).contiguous()
 
 
 def forward_on_cpu(
@@ -264,14 +264,14 @@ def run(
     if _gate.autocasts(x):
         reason = _gate.why_not_autocast(program)
         if reason is not None:
-            return _by_chain(x, weight, program, operands, reason)
+            return _by_chain(x, weight, program, operands, precision, reason)
         x, weight, operands = _gate.autocast(x, weight, program, operands)
         with torch.autocast("cuda", enabled=False):
             return run(x, weight, None, None, program, operands, precision, memo)
     _gate.check_bias(weight, program, operands)
     reason = _gate.why_reference(x, weight, operands)
     if reason is not None:
-        return _by_chain(x, weight, program, operands, reason)
+        return _by_chain(x, weight, program, operands, precision, reason)
     codes, constants = program.codes, program.constants
     out: Tensor
     if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
@@ -284,14 +284,17 @@ def run(
 
 
 def _by_chain(
-    x: Tensor, weight: Tensor, program: Encoded, operands: Sequence[Tensor], reason: str
+    x: Tensor,
+    weight: Tensor,
+    program: Encoded,
+    operands: Sequence[Tensor],
+    precision: str,
+    reason: str,
 ) -> Tensor:
-    _gate.check_dtypes(x, weight)
-    _gate.check_linear(x, weight)
-    _gate.check_operands((*x.shape[:-1], *weight.shape[:-1]), operands, "program")
+    check(x, weight, program, operands)
     config.report_fallback(NAME, reason)
-    codes, constants, biased = program.codes, program.constants, program.biased
-    return reference.linear(x, weight, codes, constants, operands, biased)
+    codes, constants, wide = program.codes, program.constants, is_strict(x, precision)
+    return reference.linear(x, weight, codes, constants, operands, program.biased, wide)
 
 
 def linear(

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from pycutfuse import config, reference
 from pycutfuse.ops import _gate, _handover, _launch
 from pycutfuse.ops import _linear_batch_norm_raw as raw
+from pycutfuse.ops._contraction import is_strict
 from pycutfuse.ops._launch import Recipe
 from pycutfuse.ops._linear import check_call
 from pycutfuse.ops._linear_batch_norm_planned import gradients, running_save, start
@@ -150,6 +151,7 @@ def _chain(call: Call) -> Tensor:
         after.constants,
         call.after_operands,
         program.biased,
+        is_strict(call.x, call.precision),
     )
 
 

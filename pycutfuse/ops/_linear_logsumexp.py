@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from pycutfuse import _library, config, reference
 from pycutfuse.ops import _gate, _launch, _linear, _vjp
-from pycutfuse.ops._contraction import contract
+from pycutfuse.ops._contraction import contract, is_strict
 from pycutfuse.ops._memo import Memo
 from pycutfuse.program import Encoded, Program
 
@@ -196,11 +196,10 @@ def run(
     _gate.check_bias(weight, program, operands)
     reason = why_reference(x, weight, operands)
     if reason is not None:
-        _gate.check_dtypes(x, weight)
-        _gate.check_linear(x, weight)
-        _gate.check_operands((*x.shape[:-1], *weight.shape[:-1]), operands, "program")
+        _linear.check(x, weight, program, operands)
         config.report_fallback(NAME, reason)
-        return reference.linear_logsumexp(x, weight, codes, constants, operands, program.biased)
+        own = program.biased, is_strict(x, precision)
+        return reference.linear_logsumexp(x, weight, codes, constants, operands, *own)
     out: Tensor
     if torch.is_grad_enabled() and _gate.any_requires_grad(x, weight, operands):
         function: Any = LinearLogSumExpFunction

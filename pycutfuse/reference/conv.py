@@ -34,10 +34,16 @@ def convolution(
     codes: Sequence[int],
     constants: Sequence[float],
     operands: Sequence[Tensor],
+    wide: bool = False,
 ) -> Tensor:
-    """program(conv(x, weight) + bias), transposed or not."""
+    """program(conv(x, weight) + bias), transposed or not; `wide`: convolved in float64."""
     contract = conv_transpose2d if geometry.transposed else conv2d
-    return apply_program(contract(x, weight, bias, geometry), codes, constants, operands)
+    if wide:
+        bias = None if bias is None else bias.double()
+        value = contract(x.double(), weight.double(), bias, geometry).to(x.dtype)
+    else:
+        value = contract(x, weight, bias, geometry)
+    return apply_program(value, codes, constants, operands)
 
 
 def conv2d_batch_norm(
@@ -55,8 +61,9 @@ def conv2d_batch_norm(
     after_codes: Sequence[int],
     after_constants: Sequence[float],
     after_operands: Sequence[Tensor],
+    wide: bool = False,
 ) -> Tensor:
     """after(batch_norm(program(conv(x, weight) + bias))); `statistics` as in `batch_norm`."""
-    z = convolution(x, weight, bias, geometry, codes, constants, operands)
+    z = convolution(x, weight, bias, geometry, codes, constants, operands, wide)
     y = batch_norm(z, statistics, training, momentum, eps)
     return apply_program(y, after_codes, after_constants, after_operands)

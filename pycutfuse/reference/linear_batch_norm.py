@@ -51,8 +51,9 @@ def linear_batch_norm(
     after_constants: Sequence[float],
     after_operands: Sequence[Tensor],
     biased: bool | None = None,
+    wide: bool = False,
 ) -> Tensor:
-    """after(batch_norm(program(x @ weight.T)))."""
-    z = linear(x, weight, codes, constants, operands, biased)
+    """after(batch_norm(program(x @ weight.T))); `biased` and `wide` as in `linear`."""
+    z = linear(x, weight, codes, constants, operands, biased, wide)
     y = batch_norm(z, statistics, training, momentum, eps)
     return apply_program(y, after_codes, after_constants, after_operands)

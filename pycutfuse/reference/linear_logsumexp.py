@@ -15,9 +15,10 @@ def linear_logsumexp(
     constants: Sequence[float],
     operands: Sequence[Tensor],
     biased: bool | None = None,
+    wide: bool = False,
 ) -> Tensor:
-    """log(sum(exp(program(x @ weight.T)))) over the last dimension; `biased` as in `linear`."""
-    return torch.logsumexp(linear(x, weight, codes, constants, operands, biased), -1)
+    """log(sum(exp(program(x @ weight.T)))) over the last dimension; the rest as in `linear`."""
+    return torch.logsumexp(linear(x, weight, codes, constants, operands, biased, wide), -1)
 
 
 def linear_linear_logsumexp(
@@ -32,8 +33,9 @@ def linear_linear_logsumexp(
     second_operands: Sequence[Tensor],
     biased: bool | None = None,
     second_biased: bool | None = None,
+    wide: bool = False,
 ) -> Tensor:
     """`linear_logsumexp` of program(x @ weight.T)."""
-    hidden = linear(x, weight, codes, constants, operands, biased)
-    second = (second_codes, second_constants, second_operands, second_biased)
+    hidden = linear(x, weight, codes, constants, operands, biased, wide)
+    second = (second_codes, second_constants, second_operands, second_biased, wide)
     return linear_logsumexp(hidden, second_weight, *second)

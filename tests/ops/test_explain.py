@@ -1,9 +1,14 @@
 """explain says what the call then does, and changes nothing."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 import pycutfuse as pcf
+from pycutfuse import config
 
 from . import simulated
 
@@ -65,3 +70,53 @@ def test_a_fused_call_on_the_gpu(cuda: torch.device) -> None:
     found = pcf.explain(layer, torch.ones(128, 256, device=cuda))
     assert found.path == "fused", str(found)
     assert "GemmPolicy" in found.policy
+
+
+MODULES: dict[str, Any] = {
+    "linear": lambda: pcf.nn.Linear(3, 4),
+    "logsumexp": lambda: pcf.nn.LinearLogSumExp(3, 4),
+    "norm": lambda: pcf.nn.LinearScaleBatchNorm1d(3, 4, (4,)).eval(),
+    "two linears": lambda: pcf.nn.LinearSigmoidLinearLogSumExp(3, 4, 5),
+    "conv": lambda: pcf.nn.Conv2d(3, 4, 1),
+    "conv norm": lambda: pcf.nn.Conv2dBatchNorm2dScale(3, 4, 1, 2.0).eval(),
+}
+
+
+def _input(name: str) -> torch.Tensor:
+    return torch.ones(2, 3, 3, 3) if "conv" in name else torch.ones(2, 3)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_torchs_tier_on_the_cpu_is_what_the_call_counts(name: str) -> None:
+    layer, x = MODULES[name](), _input(name)
+    layer.precision = "torch"
+    layer(x)
+    found = pcf.explain(layer, x)
+    assert config.counters()["fallback"] == {f"{found.operator}: {found.reason}": 1}
+    assert found.path == "fallback"
+
+
+def test_logsumexp_at_torchs_tier() -> None:
+    with pcf.precision("torch"):
+        pcf.ops.logsumexp(torch.ones(2), 0)
+        found = pcf.explain(pcf.ops.logsumexp, torch.ones(2), 0)
+    assert (found.path, sum(config.counters()["handover"].values())) == ("hand-over", 1)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_wrong_arguments_raise_as_the_call(name: str) -> None:
+    layer, x = MODULES[name](), _input(name)
+    for given, options in (((), {}), ((x, x, x), {}), ((), {"y": x}), ((None,), {})):
+        for call in (layer, partial(pcf.explain, layer)):
+            with pytest.raises(TypeError):
+                call(*given, **options)
+    for call in (layer, partial(pcf.explain, layer)):
+        with pytest.raises(RuntimeError):
+            call(x.int())
+    assert str(pcf.explain(layer, x=x)) == str(pcf.explain(layer, x))
+
+
+@pytest.mark.parametrize("other", [[1], {}, nn.Linear(1, 1), print])
+def test_what_cannot_be_explained(other: object) -> None:
+    with pytest.raises(TypeError, match="no pycutfuse module or operator"):
+        pcf.explain(other)  # type: ignore[arg-type]
