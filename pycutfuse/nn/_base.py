@@ -82,8 +82,14 @@ class FusedModule(nn.Module):
             tier = "tf32" if tier == "tf32" else "ieee"
             self.planes, self.words = _frozen.make_planes(weight, tier)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, nn.Module) and "_memo" in self.__dict__:
+            self._memo.forget_replay()  # it would keep the child that is replaced
+        super().__setattr__(name, value)
+
     def unfreeze(self) -> None:
         """Drop the planes; the weight is split at every call again."""
+        self._memo.forget_replay()
         planes = self._buffers["planes"]
         if planes is not None:
             _frozen.forget(planes)

@@ -39,6 +39,9 @@ class ConvMemo:
         self._entry: _Entry | None = None
         self._last: ConvRecipe | None = None
 
+    def forget_replay(self) -> None:
+        """Convolutions have none."""
+
     __deepcopy__ = Memo.__deepcopy__
     __reduce__ = Memo.__reduce__
 

@@ -99,6 +99,10 @@ class Memo:
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(self), ()
 
+    def forget_replay(self) -> None:
+        """Drop the replay, which keeps alive what it compares; another one is recorded soon."""
+        self._asked, self.replay = 0, None
+
     def is_due(self) -> bool:
         """Whether to record a replay after a call that was not one: after the 1st, 2nd, 4th, ..."""
         self._asked += 1

@@ -126,7 +126,7 @@ def test_a_copy_with_the_same_memo_is_seen(
     again = warm(layer, x, monkeypatch)
     other = type(layer).__new__(type(layer))  # as replicas of DataParallel are made
     other.__dict__ = layer.__dict__ | {"_modules": dict(layer._modules)}
-    other.gemm = nn.Linear(6, 4)
+    other._modules["gemm"] = nn.Linear(6, 4)
     twin = Plain(other)
     twin.follow()
     same(other, twin, x)
@@ -177,3 +177,27 @@ class Failing:
     def __call__(self, *given: Any) -> None:
         if self.now:
             raise RuntimeError("the launch failed")
+
+
+def test_a_replaced_child_is_not_kept(binding: Binding, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = make(), torch.rand(5, 6)
+    warm(layer, x, monkeypatch)
+    kept = weakref.ref(layer.gemm)
+    layer.gemm = nn.Linear(6, 4)
+    gc.collect()
+    assert kept() is None
+    twin = Plain(layer)
+    twin.follow()
+    torch.testing.assert_close(layer(x), twin(x), **CLOSE)
+
+
+@pytest.mark.parametrize("change", [lambda layer: layer.train(), nn.Module.float, pcf.unfreeze])
+def test_what_unfreezes_drops_the_replay(
+    change: Callable[[nn.Module], Any], binding: Binding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = make(), torch.rand(5, 6)
+    warm(layer, x, monkeypatch)
+    assert layer._memo.replay is not None
+    change(layer)
+    assert layer._memo.replay is None
+    warm(layer, x, monkeypatch)
