@@ -194,6 +194,7 @@ def _facts(tensor: Tensor) -> tuple[Any, ...]:
         tensor.stride(),
         tensor.get_device(),
         tensor.is_neg(),
+        tensor._is_zerotensor(),  # without memory
     )
 
 
@@ -209,7 +210,7 @@ def cached(call: Call, tier: str) -> ConvRecipe | Refusal | None:
         _follow_generation()
     try:
         return _recipes.get(_key(call, tier))
-    except (AttributeError, RuntimeError):  # no tensor, or a sparse one, which has no strides
+    except (AttributeError, RuntimeError, ValueError):  # no tensor, or without strides
         return None
 
 

@@ -252,6 +252,7 @@ def _facts(tensor: Tensor) -> tuple[Any, ...]:
         tensor.is_contiguous() or tensor.stride(),
         tensor.get_device(),
         tensor.is_neg(),
+        tensor._is_zerotensor(),  # without memory
     )
 
 
@@ -277,7 +278,7 @@ def cached(
     """
     try:
         return _recipes.get(_key(tensors, program, tier, tail, after))
-    except (AttributeError, RuntimeError):  # no tensor, or a sparse one, which has no strides
+    except (AttributeError, RuntimeError, ValueError):  # no tensor, or without strides
         return None
 
 

@@ -177,3 +177,15 @@ def test_the_guard_is_tried() -> None:
     assert not _memo._works(lambda tensors: lambda *given: True)
     assert not _memo._works(lambda tensors: lambda *given: False)
     assert not _memo._works(lambda tensors: None)  # type: ignore[arg-type, return-value]
+
+
+def test_a_tensor_without_memory_is_not_launched(binding: Binding) -> None:
+    layer, x = make("linear"), torch.rand(5, 6)
+    agrees(layer, x, binding)
+    zeros = torch._efficientzerotensor((5, 6))
+    assert zeros.data_ptr() == 0
+    for given, is_known in ((x, True), (zeros, False)):
+        found, weight, planes, _, program, operands, _ = layer.run_arguments(given)
+        for find in (_launch.cached, layer._memo.find):
+            recipe = find((found, weight, planes, *operands), program, "ieee")
+            assert (recipe is not None) == is_known
