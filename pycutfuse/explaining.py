@@ -17,7 +17,7 @@ from pycutfuse.nn import (
     LinearSigmoidLinearLogSumExp,
 )
 from pycutfuse.nn._base import FusedModule
-from pycutfuse.ops import _explain, _explain_conv, _explain_logsumexp
+from pycutfuse.ops import _explain, _explain_conv, _explain_logsumexp, _gate
 from pycutfuse.ops._chain import NAME as CHAIN
 from pycutfuse.ops._conv import prepare_conv2d, prepare_conv_transpose2d
 from pycutfuse.ops._conv_batch_norm import prepare as prepare_conv2d_batch_norm
@@ -96,8 +96,7 @@ def _arguments(
 ) -> tuple[Any, ...]:
     """Arguments of the module's forward in their order, x first and a Tensor."""
     given = signature(type(module).forward).bind(module, *inputs, **options).args[1:]
-    if not isinstance(given[0], Tensor):
-        raise TypeError(f"x is a {type(given[0]).__name__}; it must be a Tensor")
+    _gate.check_tensor(given[0])
     return given
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pycutfuse import config
 from pycutfuse.geometry import Geometry, conv2d_geometry, conv_transpose2d_geometry
 from pycutfuse.nn._conv_base import PaddingMode, Size, TorchConv, pad_input
+from pycutfuse.ops import _gate
 from pycutfuse.ops._conv import run
 from pycutfuse.ops._conv_call import Call, why_children
 from pycutfuse.program import Program, check_program
@@ -264,7 +265,7 @@ class ConvTranspose2d(TorchConv, nn.ConvTranspose2d):
             If `input` is no tensor.
         """
         if not isinstance(input, Tensor):
-            raise TypeError(f"x is a {type(input).__name__}; it must be a Tensor")
+            _gate.check_tensor(input)
         if not self._bare:
             reason = self.epilogue.why_chain()
             if reason is not None:

@@ -11,6 +11,7 @@ from pycutfuse.geometry import Geometry, conv2d_geometry, output_shape
 from pycutfuse.nn._base import check_source
 from pycutfuse.nn._conv_base import PackedModule, PaddingMode, pad_input, settings_of
 from pycutfuse.nn._epilogue import Epilogue, has_global_hooks, has_hooks
+from pycutfuse.ops import _gate
 from pycutfuse.ops._conv_batch_norm import run
 from pycutfuse.ops._conv_call import BATCH_NORM, Call, Norm, check_one_value, why_children
 from pycutfuse.ops._linear_batch_norm import encode_momentum
@@ -233,7 +234,7 @@ class Conv2dBatchNorm2dScale(PackedModule):
             If x is no tensor.
         """
         if not isinstance(x, Tensor):
-            raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
+            _gate.check_tensor(x)
         reason = self.why_chain()
         return self._chain(x, reason) if reason else run(self.call_arguments(x), self._memo)
 

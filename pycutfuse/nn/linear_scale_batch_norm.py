@@ -241,7 +241,7 @@ class LinearScaleBatchNorm1d(FusedModule):
             if result is not None:
                 return result
         if not isinstance(x, Tensor):
-            raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
+            _gate.check_tensor(x)
         reason = self.why_chain(x)
         if reason is not None:
             return self._chain(x, reason)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from pycutfuse import config
 from pycutfuse.nn._base import FusedModule, check_source
 from pycutfuse.nn._epilogue import has_global_hooks, has_hooks
-from pycutfuse.ops import _frozen
+from pycutfuse.ops import _frozen, _gate
 from pycutfuse.ops._chain import NAME, Call, ChainMemo, Layer, run
 from pycutfuse.ops._contraction import why_children
 from pycutfuse.program import EMPTY, encode, sigmoid
@@ -192,7 +192,7 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
             If x is no tensor.
         """
         if not isinstance(x, Tensor):
-            raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
+            _gate.check_tensor(x)
         reason = self.why_chain(x)
         if reason is not None:
             return self._chain(x, reason)

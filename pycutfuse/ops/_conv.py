@@ -110,8 +110,7 @@ def run(call: Call, memo: ConvMemo | None = None) -> Tensor:
             return _start(found, call)
         if is_handed_over(found, call, tier):
             return _conv_call.by_chain(call)
-    if not isinstance(call.x, Tensor):
-        raise TypeError(f"x is a {type(call.x).__name__}; it must be a Tensor")
+    _gate.check_tensor(call.x)
     if _gate.autocasts(call.x):
         cast, reason = autocasts(call)
         if reason is not None:

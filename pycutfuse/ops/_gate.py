@@ -72,6 +72,35 @@ def why_statistics(dtype: torch.dtype, statistics: Sequence[Tensor | None]) -> s
     return None
 
 
+def why_state(tensors: Sequence[Tensor | None]) -> str | None:
+    """Say which state of this thread needs the plain chain of a call on `tensors`, or None."""
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation"
+    if torch.compiler.is_compiling():
+        return None
+    if _transforms_active():
+        return "a torch.func transform is active"
+    # A traced graph cannot hold an autograd.Function. Without gradients it is traced once more, to
+    # compare.
+    if _tracing_state() is not None and any(
+        one is not None and one.requires_grad for one in tensors
+    ):
+        return "torch.jit.trace of what requires gradients"
+    return None
+
+
+def check_tensor(x: object) -> None:
+    """Raise TypeError unless `x` is a Tensor."""
+    if isinstance(x, Tensor):
+        return
+    if isinstance(x, torch.fx.Proxy):
+        raise TypeError(
+            "x is a Proxy of torch.fx, which cannot trace a fused call; use a torch.fx.Tracer "
+            "whose is_leaf_module is true of pycutfuse modules, or torch.export"
+        )
+    raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
+
+
 def why_reference(
     x: Tensor,
     weight: Tensor,
@@ -113,11 +142,7 @@ def why_reference(
             return "autocast is enabled"
     elif not x.is_cuda and not x.is_meta:
         return f"{x.device.type} tensors"
-    if forward_ad._current_level >= 0:
-        return "forward-mode differentiation"
-    if not torch.compiler.is_compiling() and _transforms_active():
-        return "a torch.func transform is active"
-    return None
+    return why_state((x, weight, *operands, *statistics))
 
 
 def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:

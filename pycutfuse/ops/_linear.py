@@ -259,8 +259,7 @@ def run(
     decided = run_decided(_KIND, _apply, *given)
     if decided is not None:
         return decided
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
+    _gate.check_tensor(x)
     if _gate.autocasts(x):
         reason = _gate.why_not_autocast(program)
         if reason is not None:

@@ -191,8 +191,7 @@ def run(
     if decided is not None:
         return decided
     codes, constants = program.codes, program.constants
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
+    _gate.check_tensor(x)
     _gate.check_bias(weight, program, operands)
     reason = why_reference(x, weight, operands)
     if reason is not None:

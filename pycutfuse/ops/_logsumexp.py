@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from pycutfuse import _library, config, reference, support
 from pycutfuse._knobs import knobs
@@ -96,11 +95,7 @@ def why_reference(x: Tensor, dims: Sequence[int]) -> str | None:
         return "no dimension to reduce"
     if not (x.is_cuda or x.is_cpu or x.is_meta):
         return f"{x.device.type} tensors"
-    if forward_ad._current_level >= 0:
-        return "forward-mode differentiation"
-    if not torch.compiler.is_compiling() and _gate._transforms_active():
-        return "a torch.func transform is active"
-    return None
+    return _gate.why_state((x,))
 
 
 def decide(x: Tensor, dims: Sequence[int], keepdim: bool, wide: bool) -> "Recipe | _launch.Refusal":
@@ -138,8 +133,8 @@ def clear_cache() -> None:
 
 
 def _key(x: Tensor, dims: Sequence[int], keepdim: bool, wide: bool) -> tuple[Any, ...]:
-    facts = (x.__class__, x.dtype, x.shape, x.stride(), x.get_device(), x.is_neg())
-    return (*facts, tuple(dims), keepdim, wide)
+    facts = (x.__class__, x.dtype, x.shape, x.stride(), x.get_device())
+    return (*facts, x.is_neg(), x._is_zerotensor(), tuple(dims), keepdim, wide)
 
 
 def lookup(x: Tensor, dims: Sequence[int], keepdim: bool, wide: bool) -> "Recipe | _launch.Refusal":
