@@ -96,7 +96,8 @@ def _add_verify(subparsers: Any) -> None:
         help="compare ModelNew of a file with its Model against float64",
         description="FILE defines Model, ModelNew, get_inputs() and get_init_inputs(). Parameters "
         "must be bitwise equal at the same seed, state_dict keys equal, and ModelNew's error "
-        "against a float64 copy of Model at most PyTorch's own, in train and eval mode.",
+        "against a float64 copy of Model at most the larger of PyTorch's own and the tier's "
+        "rounding, in train and eval mode.",
     )
     verify.add_argument("file", metavar="FILE", type=Path, help="a Python file")
     verify.add_argument("--device", help="cpu or cuda[:N] (default: cuda if there is one)")
@@ -106,6 +107,14 @@ def _add_verify(subparsers: Any) -> None:
         type=_positive,
         metavar="N",
         help="cut the inputs' leading dimension to N (default: 256 on the CPU, uncut on a GPU)",
+    )
+    verify.add_argument(
+        "--tier",
+        choices=("ieee", "tf32"),
+        default="ieee",
+        help="torch's flags for fp32, and the rounding that always passes: ieee is TF32 off and "
+        "2^-22; tf32, PyTorch's default for convolutions, is TF32 allowed and 2^-10 (default: "
+        "ieee). Other dtypes pass with their own rounding",
     )
     verify.set_defaults(run=run_verify)
 
@@ -121,6 +130,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
             device=arguments.device,
             seed=arguments.seed,
             batch=arguments.batch,
+            tier=arguments.tier,
         )
     except ProblemError as error:
         return _complain(str(error))

@@ -76,7 +76,7 @@ def compare_models(
     seed : int
         Set before each forward, so that random steps agree.
     limit : float, optional
-        Error that always passes; by default that of each result's dtype.
+        As that of `pycutfuse.bench.accuracy.compare`.
     cudnn : bool
         Whether cuDNN may convolve in float64. Its kernels may take any amount of workspace.
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from pycutfuse.bench.accuracy import Check
 from pycutfuse.bench.compare import DISTRIBUTIONS, compare_models, draw, draw_weights
-from pycutfuse.bench.flags import quiet_fallback
+from pycutfuse.bench.flags import fp32_precision, quiet_fallback
 from pycutfuse.bench.problem import Problem, ProblemError, arguments, describe, load_problem
+from pycutfuse.bench.tiers import TIERS, Tier
 
 CPU_BATCH = 256
 """Without a GPU the inputs' leading dimension is cut to this, unless the user says otherwise."""
@@ -39,6 +40,7 @@ def verify_file(
     device: str | None = None,
     seed: int = 0,
     batch: int | None = None,
+    tier: str = "ieee",
     out: TextIO | None = None,
 ) -> Verification:
     """Compare ``ModelNew`` with ``Model`` of a problem file and print each finding.
@@ -54,6 +56,8 @@ def verify_file(
     batch : int, optional
         Cut the inputs' leading dimension to this many. By default not on a GPU, and to 256 on
         the CPU.
+    tier : {"ieee", "tf32"}
+        Torch's flags while both run, and what float32 tensors are promised at them.
 
     Raises
     ------
@@ -63,6 +67,7 @@ def verify_file(
     out = sys.stdout if out is None else out
     problem = load_problem(path)
     where = _device(device)
+    at = TIERS[tier]
     torch.manual_seed(seed)
     inputs = arguments(problem, "get_inputs")
     init = arguments(problem, "get_init_inputs")
@@ -73,7 +78,7 @@ def verify_file(
         raise ProblemError(f"{problem.path}: Model raised {describe(error)}") from error
     torch.manual_seed(seed)
     title = f"{problem.path}: ModelNew against Model on {_device_name(where)}, seed {seed}"
-    print(title, file=out)
+    print(f"{title}, tier {tier} (TF32 {'allowed' if at.tf32 else 'off'})", file=out)
     if where.type == "cpu":
         print("no GPU is used: fused operators run their reference path here", file=out)
     try:
@@ -95,8 +100,8 @@ def verify_file(
         for training in (True, False):
             label = f"{'train' if training else 'eval'}, {data}"
             print(f"  {label} ...", file=sys.stderr, flush=True)
-            with quiet_fallback(where.type == "cpu"):
-                made = _compare(problem, model, candidate, inputs, data, training, seed, label)
+            with quiet_fallback(where.type == "cpu"), fp32_precision(at.tf32):
+                made = _compare(problem, model, candidate, inputs, data, training, seed, label, at)
             checks += made
             for check in made:
                 print(f"  {line(check)}", file=out, flush=True)
@@ -149,6 +154,7 @@ def _compare(
     training: bool,
     seed: int,
     label: str,
+    tier: Tier,
 ) -> list[Check]:
     if data in DISTRIBUTIONS:
         tensors = [v for v in inputs if isinstance(v, Tensor)]
@@ -163,7 +169,15 @@ def _compare(
         ]
     try:
         candidate.load_state_dict(model.state_dict())
-        return compare_models(model, candidate, inputs, label=label, training=training, seed=seed)
+        return compare_models(
+            model,
+            candidate,
+            inputs,
+            label=label,
+            training=training,
+            seed=seed,
+            limit=tier.limit,
+        )
     except Exception as error:
         raise ProblemError(f"{problem.path}: Model failed in {label}: {describe(error)}") from error
 

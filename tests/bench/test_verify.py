@@ -170,3 +170,21 @@ def test_founding_problems_have_the_interface(path):
     exec(compile(path.read_text(), path, "exec"), names)
     assert callable(names["get_inputs"])
     assert names["Model"](*names["get_init_inputs"]()).state_dict()
+
+
+def test_the_tier_decides_flags_and_what_passes(tmp_path):
+    new = FORWARD + "return super().forward(x) * (1 + 3e-4)"
+    result, text = _verify(tmp_path, new)
+    assert not result.passed
+    assert "tier ieee (TF32 off)" in text.splitlines()[0]
+    result, text = _verify(tmp_path, new, tier="tf32")
+    assert result.passed
+    assert "tier tf32 (TF32 allowed)" in text.splitlines()[0]
+    assert {check.limit for check in result.checks if "output" in check.what} == {2.0**-10}
+
+
+@pytest.mark.parametrize(("tier", "allowed"), [("ieee", False), ("tf32", True)])
+def test_both_models_run_at_the_flags_of_the_tier(tmp_path, tier, allowed):
+    flags = "torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32"
+    new = FORWARD + f"assert ({flags}) == ({allowed}, {allowed})\n        return super().forward(x)"
+    assert _verify(tmp_path, new, tier=tier)[0].passed
