@@ -97,7 +97,7 @@ def compare_models(
         try:
             with poisoned_allocations():
                 ours = tensors(candidate(*inputs))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             what = f"{label}: raised {describe(error)}"
             return [Check(what, _FAILED, Errors(0.0, 0.0), 2.0**-22)]
     if len(ours) != len(theirs):

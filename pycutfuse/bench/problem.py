@@ -76,7 +76,7 @@ def arguments(problem: Problem, function: str) -> list[Any]:
     """Call ``get_inputs`` or ``get_init_inputs``; the result must be a list or a tuple."""
     try:
         values = getattr(problem, function)()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = f"{problem.path}:{_line_of(error, problem.path)}"
         raise ProblemError(f"{where}: {function}() raised {describe(error)}") from error
     if not isinstance(values, list | tuple):

@@ -74,7 +74,7 @@ def verify_file(
     torch.manual_seed(seed)
     try:
         model = problem.model(*copy.deepcopy(init))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ProblemError(f"{problem.path}: Model raised {describe(error)}") from error
     torch.manual_seed(seed)
     title = f"{problem.path}: ModelNew against Model on {_device_name(where)}, seed {seed}"
@@ -83,7 +83,7 @@ def verify_file(
         print("no GPU is used: fused operators run their reference path here", file=out)
     try:
         candidate = problem.model_new(*copy.deepcopy(init))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return _report(Verification([f"ModelNew raised {describe(error)}"], []), out)
     faults = structural_faults(model, candidate)
     if faults:
@@ -178,7 +178,7 @@ def _compare(
             seed=seed,
             limit=tier.limit,
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ProblemError(f"{problem.path}: Model failed in {label}: {describe(error)}") from error
 
 

@@ -65,6 +65,14 @@ NONSENSE = {
     "not a module": ("Model = ModelNew = int\n", "Model is not a subclass"),
     "not a list": (GOOD.replace("return [4, 3]", "return 4"), "get_init_inputs() returned int"),
     "wrong init": (GOOD.replace("[4, 3]", "[4, 3, 4, 5, 6, 7, 8]"), "Model raised TypeError"),
+    "get_inputs exits": (
+        GOOD.replace("return [torch.rand(8, 4)]", "raise SystemExit(0)"),
+        "get_inputs() raised SystemExit",
+    ),
+    "Model exits": (
+        GOOD.replace("pass", "def forward(self, x):\n        raise SystemExit(0)", 1),
+        "Model failed in train, get_inputs(): SystemExit",
+    ),
     "wrong input": (GOOD.replace("(8, 4)", "(8, 5)"), "Model failed in train, get_inputs()"),
 }
 

@@ -72,6 +72,7 @@ def test_an_equal_model_passes_in_both_modes_on_all_data(tmp_path):
         FORWARD + "y = super().forward(x)\n        return y if self.training else y + 1e-4",
         FORWARD + "y = super().forward(x)\n        return y + 1e-4 if self.training else y",
         FORWARD + "raise RuntimeError('no kernel image')",
+        FORWARD + "raise SystemExit(0)",
     ],
     ids=[
         "scaled",
@@ -83,6 +84,7 @@ def test_an_equal_model_passes_in_both_modes_on_all_data(tmp_path):
         "eval only",
         "train only",
         "raises",
+        "exits",
     ],
 )
 def test_a_wrong_forward_fails(tmp_path, new):
@@ -131,6 +133,7 @@ def test_wrong_running_statistics_fail(tmp_path, after, buffer):
             "scale is a parameter in only one",
         ),
         ("def __init__(self, k):\n        pass", "ModelNew raised TypeError"),
+        ("def __init__(self, *sizes):\n        raise SystemExit(0)", "ModelNew raised SystemExit"),
     ],
 )
 def test_a_different_structure_or_start_is_named(tmp_path, new, fault):
