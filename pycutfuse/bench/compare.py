@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pycutfuse.bench.accuracy import Check, Errors, compare, reference_with_scale, tensors
+from pycutfuse.bench.accuracy import Check, Errors, compare, failure, reference_with_scale, tensors
 from pycutfuse.bench.flags import poisoned_allocations, without_cudnn
+from pycutfuse.bench.nested import copied, doubled, found, same_bits
 from pycutfuse.bench.problem import describe
 
 DISTRIBUTIONS = ("rand", "randn", "lognormal")
-_FAILED = Errors(math.inf, math.inf)
 
 
 def draw(
@@ -64,10 +64,12 @@ def compare_models(
     limit: float | None = None,
     cudnn: bool = True,
 ) -> list[Check]:
-    """Run `model`, `candidate` and a float64 copy of `model` on the same inputs and judge them.
+    """Run `model`, `candidate` and a float64 copy of `model` on equal inputs and judge them.
 
-    Both modules must hold equal parameters and buffers. In training mode the buffers that change
-    (running statistics) are judged as well, and both modules keep their changed buffers.
+    Each has the inputs to itself; what `candidate` alone changes of them, or of its parameters and
+    buffers, is a failed check. Both modules must hold equal parameters and buffers. In training
+    mode the buffers that change (running statistics) are judged as well, and both modules keep
+    their changed buffers.
 
     Parameters
     ----------
@@ -86,51 +88,66 @@ def compare_models(
         Whatever `model` raises. What `candidate` raises is a failed check.
     """
     exact = copy.deepcopy(model).double()
-    for module in (model, candidate, exact):
+    for module in (model, exact):
         set_mode(module, training)
     with nullcontext() if cudnn else without_cudnn():
-        references, scales = _reference(exact, [_double(value) for value in inputs], seed)
-    with torch.no_grad():
-        torch.manual_seed(seed)
-        theirs = tensors(model(*inputs))
-        torch.manual_seed(seed)
-        try:
-            with poisoned_allocations():
-                ours = tensors(candidate(*inputs))
-        except (Exception, SystemExit) as error:
-            what = f"{label}: raised {describe(error)}"
-            return [Check(what, _FAILED, Errors(0.0, 0.0), 2.0**-22)]
+        references, scales = _reference(exact, inputs, seed)
+    theirs, they_changed = _run(model, inputs, seed)
+    theirs = [tensor.clone() for tensor in theirs]
+    try:
+        set_mode(candidate, training)
+        with poisoned_allocations():
+            ours, we_changed = _run(candidate, inputs, seed)
+    except (Exception, SystemExit) as error:
+        return [failure(f"{label}: raised {describe(error)}")]
     if len(ours) != len(theirs):
-        what = f"{label}: {len(ours)} outputs, PyTorch has {len(theirs)}"
-        return [Check(what, _FAILED, Errors(0.0, 0.0), 2.0**-22)]
+        return [failure(f"{label}: {len(ours)} outputs, PyTorch has {len(theirs)}")]
     names = ["output"] if len(ours) == 1 else [f"output {i}" for i in range(len(ours))]
     checks = [
         compare(f"{label}: {names[i]}", ours[i], theirs[i], references[i], scales[i], limit)
         for i in range(len(ours))
     ]
+    checks += [
+        failure(f"{label}: {name} was changed, and not by PyTorch")
+        for name in we_changed
+        if name not in they_changed
+    ]
     del ours, theirs, references, scales
     return checks + (_compare_buffers(model, candidate, exact, label, limit) if training else [])
 
 
+@torch.no_grad()
+def _run(module: nn.Module, inputs: Sequence[Any], seed: int) -> tuple[list[Tensor], list[str]]:
+    """Outputs for a copy of the inputs; and which inputs, parameters and buffers were changed."""
+    own = copied(inputs)
+    before = {f"input {i}": tensor for i, tensor in enumerate(found(inputs))}
+    before |= {name: tensor.clone() for name, tensor in _state(module).items()}
+    torch.manual_seed(seed)
+    outputs = tensors(module(*own))
+    after = {f"input {i}": tensor for i, tensor in enumerate(found(own))} | _state(module)
+    changed = [n for n in before if n not in after or not same_bits(before[n], after[n])]
+    return outputs, changed
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+
+
 def _reference(
-    exact: nn.Module, inputs: list[Any], seed: int
+    exact: nn.Module, inputs: Sequence[Any], seed: int
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     buffers = copy.deepcopy(dict(exact.named_buffers()))
     torch.manual_seed(seed)
     try:
-        outputs, scales = reference_with_scale(lambda: exact(*inputs))
+        outputs, scales = reference_with_scale(lambda: exact(*doubled(inputs)))
         return outputs, list(scales)
     except NotImplementedError:  # an operator without forward-mode differentiation
         with torch.no_grad():
             for name, buffer in exact.named_buffers():
                 buffer.copy_(buffers[name])
             torch.manual_seed(seed)
-            outputs = tensors(exact(*inputs))
+            outputs = tensors(exact(*doubled(inputs)))
         return outputs, [None] * len(outputs)
-
-
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _compare_buffers(
@@ -148,6 +165,6 @@ def _compare_buffers(
         else:
             same = torch.equal(ours[name], theirs[name])
             checks.append(
-                Check(what, Errors(0.0, 0.0) if same else _FAILED, Errors(0.0, 0.0), 2.0**-22)
+                Check(what, Errors(0.0, 0.0), Errors(0.0, 0.0), 2.0**-22) if same else failure(what)
             )
     return checks

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pycutfuse.bench.accuracy import Check
 from pycutfuse.bench.compare import DISTRIBUTIONS, compare_models, draw, draw_weights
 from pycutfuse.bench.flags import fp32_precision, quiet_fallback
+from pycutfuse.bench.nested import same_bits
 from pycutfuse.bench.problem import Problem, ProblemError, arguments, describe, load_problem
 from pycutfuse.bench.tiers import TIERS, Tier
 
@@ -130,7 +131,7 @@ def structural_faults(model: nn.Module, candidate: nn.Module) -> list[str]:
                 f"{name} is {tuple(ours[name].shape)} {ours[name].dtype} in ModelNew, "
                 f"{tuple(theirs[name].shape)} {theirs[name].dtype} in Model"
             )
-        elif not _same_bits(theirs[name], ours[name]):
+        elif not same_bits(theirs[name], ours[name]):
             faults.append(f"{name} differs at the same seed; initial values must be bitwise equal")
     return faults
 
@@ -180,14 +181,6 @@ def _compare(
         )
     except (Exception, SystemExit) as error:
         raise ProblemError(f"{problem.path}: Model failed in {label}: {describe(error)}") from error
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(_bytes(a), _bytes(b))
-
-
-def _bytes(value: Tensor) -> Tensor:
-    return value.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _cut(inputs: list[Any], batch: int | None) -> tuple[list[Any], str]:
