@@ -16,6 +16,7 @@ from pycutfuse.bench.flags import poisoned_allocations, without_cudnn
 from pycutfuse.bench.nested import copied, doubled, found, same_bits
 from pycutfuse.bench.problem import describe
 
+NOTHING = "nothing compared"
 DISTRIBUTIONS = ("rand", "randn", "lognormal")
 
 
@@ -102,11 +103,13 @@ def compare_models(
         return [failure(f"{label}: raised {describe(error)}")]
     if len(ours) != len(theirs):
         return [failure(f"{label}: {len(ours)} outputs, PyTorch has {len(theirs)}")]
-    names = ["output"] if len(ours) == 1 else [f"output {i}" for i in range(len(ours))]
+    names = ["output"] if len(ours) < 2 else [f"output {i}" for i in range(len(ours))]
     checks = [
         compare(f"{label}: {names[i]}", ours[i], theirs[i], references[i], scales[i], limit)
         for i in range(len(ours))
     ]
+    if all(check.passed for check in checks):
+        checks += _vacuous(theirs, [f"{label}: {name}" for name in names])
     checks += [
         failure(f"{label}: {name} was changed, and not by PyTorch")
         for name in we_changed
@@ -114,6 +117,17 @@ def compare_models(
     ]
     del ours, theirs, references, scales
     return checks + (_compare_buffers(model, candidate, exact, label, limit) if training else [])
+
+
+def _vacuous(results: list[Tensor], names: list[str]) -> list[Check]:
+    """Failures for outputs of PyTorch that say nothing, though they are equal to ours."""
+    if not any(result.numel() for result in results):
+        return [failure(f"{names[0]} ({NOTHING}: the result is empty)")]
+    return [
+        failure(f"{name} ({NOTHING}: no element is finite)")
+        for name, result in zip(names, results, strict=True)
+        if result.numel() and not torch.isfinite(result).any()
+    ]
 
 
 @torch.no_grad()

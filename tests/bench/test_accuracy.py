@@ -94,6 +94,9 @@ def test_non_finite_where_pytorch_is_finite_fails_and_the_other_way_round(value)
     assert not compare("ours", spoiled, clean, reference, reference).passed
     assert not compare("theirs", clean, spoiled, reference, reference).passed
     assert compare("both", spoiled.clone(), spoiled, reference, reference).passed
+    for other in {math.nan, math.inf, -math.inf} - {value}:
+        different = torch.tensor([1.0, other, 1.0, 1.0])
+        assert not compare("another kind", different, spoiled, reference, reference).passed
 
 
 def test_shape_or_dtype_that_differs_fails():

@@ -1,5 +1,8 @@
 """Both modules have the inputs to themselves, and what only the candidate changes is reported."""
 
+import math
+
+import pytest
 import torch
 from torch import nn
 
@@ -77,3 +80,27 @@ def test_parameters_and_buffers_that_the_candidate_changes_are_reported():
 
 def test_a_candidate_cannot_change_what_the_model_returned():
     assert _failed(Remembers(), ZeroesWhatModelReturned()) == ["data: output"]
+
+
+class Returns(Plain):
+    def __init__(self, *results):
+        super().__init__()
+        self.results = results
+
+    def forward(self, x):
+        return list(self.results)
+
+
+@pytest.mark.parametrize(
+    ("results", "failed"),
+    [
+        ([torch.full((3,), math.nan)], "data: output (nothing compared: no element is finite)"),
+        ([torch.full((3,), -math.inf)], "data: output (nothing compared: no element is finite)"),
+        ([torch.empty(0, 4)], "data: output (nothing compared: the result is empty)"),
+        ([torch.empty(0), torch.ones(2)], None),
+        ([torch.tensor([1.0, math.nan])], None),
+    ],
+    ids=["NaN", "infinite", "empty", "one is empty", "one element is NaN"],
+)
+def test_results_that_say_nothing_do_not_pass(results, failed):
+    assert _failed(Returns(*results), Returns(*results)) == ([failed] if failed else [])

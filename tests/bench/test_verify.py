@@ -41,9 +41,9 @@ FORWARD = "def forward(self, x):\n        "
 CONSTRUCT = "def __init__(self, k, n):\n        super().__init__(k, n)\n        "
 
 
-def _verify(tmp_path, new, **options):
+def _verify(tmp_path, new, inputs="torch.rand(64, 48)", **options):
     path = tmp_path / "problem.py"
-    path.write_text(FILE.replace("{new}", new))
+    path.write_text(FILE.replace("{new}", new).replace("torch.rand(64, 48)", inputs))
     out = io.StringIO()
     result = verify_file(path, device="cpu", out=out, **options)
     return result, out.getvalue()
@@ -191,3 +191,21 @@ def test_both_models_run_at_the_flags_of_the_tier(tmp_path, tier, allowed):
     flags = "torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32"
     new = FORWARD + f"assert ({flags}) == ({allowed}, {allowed})\n        return super().forward(x)"
     assert _verify(tmp_path, new, tier=tier)[0].passed
+
+
+def test_results_without_a_finite_element_do_not_pass(tmp_path):
+    result, text = _verify(tmp_path, "pass", inputs="torch.full((64, 48), float('nan'))")
+    assert not result.passed
+    assert "nothing compared" in text
+    result, text = _verify(tmp_path, "pass", inputs="torch.empty(0, 48)")
+    assert not result.passed
+    assert "nothing compared" in text
+
+
+def test_our_data_outside_of_a_models_domain_are_no_fault(tmp_path):
+    path = tmp_path / "problem.py"
+    text = FILE.replace("(self.gemm(x) * self.scale)", "(self.gemm(x.sqrt()) * self.scale).sum()")
+    path.write_text(text.replace("{new}", "pass"))
+    out = io.StringIO()
+    assert verify_file(path, device="cpu", out=out).passed
+    assert "randn: output (nothing compared: no element is finite)" in out.getvalue()
