@@ -43,8 +43,12 @@ _CHANNEL_DIM: dict[Any, int] = {
 
 
 def limit_for(dtype: torch.dtype) -> float:
-    """Error that always passes: 2^-22 for float32, the unit roundoff of any other dtype."""
-    return 2.0**-22 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
+    """Error that always passes: 2^-22 for float32, the unit roundoff of any other dtype.
+
+    float32's for integers and truth values, which have an error of 0 or are wrong.
+    """
+    rounds = dtype != torch.float32 and (dtype.is_floating_point or dtype.is_complex)
+    return torch.finfo(dtype).eps / 2 if rounds else 2.0**-22
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,8 @@ def tensors(result: Any) -> list[Tensor]:
 
 
 def _scale(primal: Tensor, tangent: Tensor | None, mode: _CarryRounding) -> Tensor:
+    if not (primal.is_floating_point() or primal.is_complex()):
+        return torch.ones_like(primal, dtype=torch.float64)
     size = primal.abs()
     if tangent is None or mode.magnitude is None:
         # Nothing is known of how the result was computed: one scale for the whole tensor.
@@ -218,7 +224,7 @@ def compare(
     ours, theirs : Tensor
         Results in the user's dtype; `theirs` is PyTorch's own.
     reference : Tensor
-        float64, same shape.
+        float64, same shape. Not read for integers and truth values, which must be equal.
     scale : Tensor, optional
         From `reference_with_scale`; by default max(|reference|, its root mean square).
     limit : float, optional
@@ -232,9 +238,15 @@ def compare(
     if limit is None or theirs.dtype != torch.float32:
         limit = limit_for(theirs.dtype)
     failed = Errors(math.inf, math.inf)
-    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-        what = f"{what} ({_describe(ours)}, PyTorch's is {_describe(theirs)})"
-        return Check(what, failed, Errors(0.0, 0.0), limit)
+    own, other = _describe(ours), _describe(theirs)
+    if own != other:
+        return Check(f"{what} ({own}, PyTorch's is {other})", failed, Errors(0.0, 0.0), limit)
+    if theirs.is_complex():
+        ours, theirs, reference = map(torch.view_as_real, (ours, theirs, reference))
+        scale = None
+    elif not theirs.is_floating_point():
+        same = torch.equal(ours, theirs)
+        return Check(what, Errors(0.0, 0.0) if same else failed, Errors(0.0, 0.0), limit)
     if scale is None:
         size = reference.abs()
         scale = torch.maximum(size, size.square().mean().sqrt()) if size.numel() else size
@@ -249,4 +261,6 @@ def compare(
 
 
 def _describe(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    layout = "" if tensor.layout == torch.strided else f" {tensor.layout}"
+    return f"{tuple(tensor.shape)} {dtype}{layout} on {tensor.device}"

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from pycutfuse.bench.accuracy import Check
+from pycutfuse.bench.accuracy import Check, failure
 from pycutfuse.bench.compare import DISTRIBUTIONS, NOTHING, compare_models, draw, draw_weights
 from pycutfuse.bench.flags import fp32_precision, quiet_fallback
-from pycutfuse.bench.nested import same_bits
+from pycutfuse.bench.nested import found, mapped, same_bits
 from pycutfuse.bench.problem import Problem, ProblemError, arguments, describe, load_problem
 from pycutfuse.bench.tiers import TIERS, Tier
 
@@ -94,7 +94,7 @@ def verify_file(
     inputs, cut = _cut(inputs, batch if batch is not None or where.type == "cuda" else CPU_BATCH)
     if cut:
         print(f"  {cut}", file=out)
-    inputs = [value.to(where) if isinstance(value, Tensor) else value for value in inputs]
+    inputs = mapped(lambda tensor: tensor.to(where), inputs)
     model, candidate = model.to(where), candidate.to(where)
     checks: list[Check] = []
     for data in ("get_inputs()", *DISTRIBUTIONS):
@@ -161,18 +161,18 @@ def _compare(
     tier: Tier,
 ) -> list[Check]:
     if data in DISTRIBUTIONS:
-        tensors = [v for v in inputs if isinstance(v, Tensor)]
+        tensors = found(inputs)
         where = tensors[0].device if tensors else torch.device("cpu")
         generator = torch.Generator(where).manual_seed(seed)
         draw_weights(model, data, generator)
-        inputs = [
-            draw(data, value.shape, value, generator)
-            if isinstance(value, Tensor) and value.is_floating_point()
-            else value
-            for value in inputs
-        ]
+        inputs = mapped(
+            lambda t: draw(data, t.shape, t, generator) if t.is_floating_point() else t, inputs
+        )
     try:
         candidate.load_state_dict(model.state_dict())
+    except (Exception, SystemExit) as error:
+        return [failure(f"{label}: ModelNew.load_state_dict raised {describe(error)}")]
+    try:
         return compare_models(
             model,
             candidate,
@@ -188,10 +188,10 @@ def _compare(
 
 def _cut(inputs: list[Any], batch: int | None) -> tuple[list[Any], str]:
     """Cut the leading dimension that all tensors share."""
-    sizes = {v.shape[0] for v in inputs if isinstance(v, Tensor) and v.ndim > 0}
+    sizes = {tensor.shape[0] for tensor in found(inputs) if tensor.ndim > 0}
     if batch is None or len(sizes) != 1 or (size := sizes.pop()) <= batch:
         return inputs, ""
-    cut = [v[:batch] if isinstance(v, Tensor) and v.ndim > 0 else v for v in inputs]
+    cut = mapped(lambda tensor: tensor[:batch] if tensor.ndim > 0 else tensor, inputs)
     return cut, f"inputs cut from {size} to {batch} along their leading dimension (--batch)"
 
 

@@ -104,3 +104,33 @@ class Returns(Plain):
 )
 def test_results_that_say_nothing_do_not_pass(results, failed):
     assert _failed(Returns(*results), Returns(*results)) == ([failed] if failed else [])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "passed"),
+    [
+        (torch.tensor([True, False]), torch.tensor([True, False]), True),
+        (torch.tensor([True, False]), torch.tensor([True, True]), False),
+        (torch.tensor([3, 4]), torch.tensor([3, 4]), True),
+        (torch.tensor([3, 4]), torch.tensor([3, 5]), False),
+        (torch.tensor([1 + 2j]), torch.tensor([1 + 2j]), True),
+        (torch.tensor([1 + 2j]), torch.tensor([1 + 2.1j]), False),
+        (torch.ones(2), torch.ones(2, device="meta"), False),
+        (torch.ones(2), torch.ones(2).to_sparse(), False),
+    ],
+)
+def test_results_of_any_dtype_and_device_are_judged(theirs, ours, passed):
+    failed = _failed(Returns(theirs), Returns(ours))
+    assert (failed == []) is passed
+    assert all(what.startswith("data: output") for what in failed)
+
+
+def test_tensors_in_nested_inputs_are_float64_in_the_reference_and_copied_for_each_forward():
+    class Nested(Plain):
+        def forward(self, pair, more):
+            x, (y,) = pair
+            assert x.dtype == y.dtype == self.weight.dtype
+            return super().forward(x.add_(y)) @ more["z"]
+
+    inputs = [[torch.rand(3, 4), (torch.rand(3, 4),)], {"z": torch.rand(4, 2), "n": 2}]
+    assert _failed(Nested(), Nested(), inputs) == []

@@ -209,3 +209,23 @@ def test_our_data_outside_of_a_models_domain_are_no_fault(tmp_path):
     out = io.StringIO()
     assert verify_file(path, device="cpu", out=out).passed
     assert "randn: output (nothing compared: no element is finite)" in out.getvalue()
+
+
+def test_what_loading_a_state_raises_is_modelnews_fault(tmp_path):
+    new = "def load_state_dict(self, *_):\n        raise RuntimeError('frozen')"
+    result, text = _verify(tmp_path, new)
+    assert not result.passed
+    assert "ModelNew.load_state_dict raised RuntimeError: frozen" in text
+
+
+def test_nested_inputs_are_drawn_and_cut(tmp_path):
+    path = tmp_path / "problem.py"
+    text = FILE.replace("forward(self, x)", "forward(self, pair)").replace(
+        "gemm(x)", "gemm(pair[0])"
+    )
+    path.write_text(
+        text.replace("{new}", "pass").replace("[torch.rand(64, 48)]", "[[torch.rand(64, 48)]]")
+    )
+    out = io.StringIO()
+    assert verify_file(path, device="cpu", batch=16, out=out).passed
+    assert "cut from 64 to 16" in out.getvalue()
