@@ -122,8 +122,15 @@ def read(path: str | Path) -> results.Run:
 
 
 def write(path: str | Path, run: results.Run) -> None:
-    """Write the JSON of `run`; whoever is cut off while writing leaves the old file."""
+    """Write the JSON of `run`; whoever is cut off while writing leaves the old file.
+
+    What is not a file, such as ``/dev/stdout``, is written to and not replaced.
+    """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        path.write_text(to_json(run), encoding="utf-8")
+        return
+    path = path.resolve()  # a link stays one
     unfinished = path.with_name(f"{path.name}.unfinished")
     unfinished.write_text(to_json(run), encoding="utf-8")
     os.replace(unfinished, path)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,3 +179,23 @@ def test_who_is_cut_off_while_writing_leaves_the_old_file(tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         storage.write(path, Run({}, {}))
     assert path.read_text() == old
+
+
+def test_a_link_stays_one_and_its_file_is_written(tmp_path):
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "run.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    for _ in range(2):
+        storage.write(link, _run())
+        assert link.is_symlink()
+        assert storage.read(target) == _run()
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    storage.write(pipe, Run({}, {}))
+    assert pipe.is_fifo()
+    assert os.read(reader, 2**16).decode() == storage.to_json(Run({}, {}))
+    os.close(reader)
