@@ -204,6 +204,8 @@ def verdict(run: Run) -> str:
     """One line: how many cases passed, and what was not done."""
     if run.failed:
         return f"FAILED: {', '.join(run.failed)}"
+    if run.count == 0:
+        return "NOTHING VERIFIED"
     if not run.on_gpu:
         return (
             f"PASSED: {run.count} cases verified on the CPU. This machine has no GPU: the "

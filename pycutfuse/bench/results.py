@@ -286,8 +286,8 @@ class Run:
 
     @property
     def passed(self) -> bool:
-        """True if every case passed its checks."""
-        return not self.failed
+        """True if there is a case, and every one passed its checks."""
+        return self.count > 0 and not self.failed
 
     @property
     def failed(self) -> list[str]:

@@ -209,6 +209,13 @@ def test_without_a_gpu_cases_are_verified_at_reduced_sizes_and_said_so(tmp_path,
     assert "up to date" in capsys.readouterr().out
 
 
+def test_a_run_that_verifies_nothing_says_so_and_gives_1(no_gpu, capsys):
+    assert run("bench", "--case", "sm80") == 1
+    out = capsys.readouterr().out
+    assert "sm80: skipped: no GPU" in out
+    assert out.splitlines()[-1] == "NOTHING VERIFIED"
+
+
 def test_one_broken_case_does_not_cost_the_others_and_gives_1(no_gpu, capsys, monkeypatch):
     from pycutfuse.bench import runner
 
