@@ -4,10 +4,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from pycutfuse._console import guarded
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    given = sys.argv[1:] if arguments is None else arguments
+    return guarded(lambda: _run(given))
+
+
+def _run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pycutfuse", description="Fused tensor-core kernels for PyTorch."
     )

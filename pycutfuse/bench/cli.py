@@ -139,7 +139,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 def run_bench(arguments: argparse.Namespace) -> int:
     """``bench``: exit code 0 if every case passes, 1 if one fails, 2 for impossible wishes."""
-    from pycutfuse.bench import cases, plot, report, storage
+    from pycutfuse.bench import cases, plot, report
 
     try:
         if arguments.list:
@@ -147,23 +147,34 @@ def run_bench(arguments: argparse.Namespace) -> int:
             return OK
         _check_wishes(arguments)
         run = _obtain(arguments)
+        text = report.text(run)
     except (ValueError, OSError, plot.PlotError) as error:
         return _complain(str(error))
-    print(report.text(run))
     try:
-        for path in (arguments.json, arguments.merge):
-            if path is not None:
-                storage.write(path, run)
-        if arguments.update_readme is not None:
-            changed = report.update_readme(arguments.update_readme, run, arguments.section)
-            print(f"{arguments.update_readme}: {'updated' if changed else 'up to date'}")
-        if arguments.plot is not None and (run.on_gpu or arguments.from_json is not None):
-            plot.draw(run, arguments.plot)
-        elif arguments.plot is not None:
-            print(f"{arguments.plot}: not drawn, since nothing was timed")
+        said = _write(arguments, run)  # before the report, which nobody may read to its end
     except (ValueError, OSError, plot.PlotError) as error:
+        print(text)
         return _complain(str(error))
+    print("\n".join([text, *said]))
     return OK if run.passed else FAILED
+
+
+def _write(arguments: argparse.Namespace, run: Run) -> list[str]:
+    """Write the files that were asked for; what to say of them."""
+    from pycutfuse.bench import plot, report, storage
+
+    said = []
+    for path in (arguments.json, arguments.merge):
+        if path is not None:
+            storage.write(path, run)
+    if arguments.update_readme is not None:
+        changed = report.update_readme(arguments.update_readme, run, arguments.section)
+        said.append(f"{arguments.update_readme}: {'updated' if changed else 'up to date'}")
+    if arguments.plot is not None and (run.on_gpu or arguments.from_json is not None):
+        plot.draw(run, arguments.plot)
+    elif arguments.plot is not None:
+        said.append(f"{arguments.plot}: not drawn, since nothing was timed")
+    return said
 
 
 def _check_wishes(arguments: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pycutfuse._console import progress
 from pycutfuse._loader import native
 from pycutfuse.bench import flags, timing, usage
 from pycutfuse.bench.case import ForcedCase
@@ -18,7 +19,6 @@ from pycutfuse.bench.runner import (
     Options,
     make_inputs,
     make_reference,
-    progress,
     verified,
 )
 from pycutfuse.bench.timing import Variant

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pycutfuse._console import progress
 from pycutfuse.bench import flags, route, timing, usage
 from pycutfuse.bench.accuracy import Check
 from pycutfuse.bench.case import AnyShape, Case, ExecutorCase
@@ -63,11 +63,6 @@ class Options:
     def at(self) -> Tier:
         """The tier itself."""
         return TIERS[self.tier]
-
-
-def progress(text: str) -> None:
-    """One line on stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def run_case(case: Case, options: Options, device: torch.device) -> CaseResult:

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from pycutfuse._console import progress
 from pycutfuse.bench import environment, forced, runner, sizes
 from pycutfuse.bench.case import AnyCase, ExecutorCase, ForcedCase, SizesCase
 from pycutfuse.bench.cases import runs_at
 from pycutfuse.bench.host import host_overhead
 from pycutfuse.bench.results import CaseResult, ExecutorResult, Run, SizesResult
-from pycutfuse.bench.runner import Options, progress
+from pycutfuse.bench.runner import Options
 from pycutfuse.bench.tiers import Tier
 from pycutfuse.bench.timing import Settings
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pycutfuse._console import progress
 from pycutfuse.bench import flags, replay, route, timing, usage
 from pycutfuse.bench.case import Case, SizesCase
 from pycutfuse.bench.cases import at_shape
@@ -28,7 +29,7 @@ from pycutfuse.bench.results import (
     SizeResult,
     SizesResult,
 )
-from pycutfuse.bench.runner import TUNED, Options, draw_input, make_reference, progress
+from pycutfuse.bench.runner import TUNED, Options, draw_input, make_reference
 from pycutfuse.bench.shapes import Shape
 from pycutfuse.bench.timing import Settings
 

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import torch
 from torch import nn
 
+from pycutfuse._console import progress
 from pycutfuse.bench.accuracy import Check, failure
 from pycutfuse.bench.compare import DISTRIBUTIONS, NOTHING, compare_models, draw, draw_weights
 from pycutfuse.bench.flags import fp32_precision, quiet_fallback
@@ -100,7 +101,7 @@ def verify_file(
     for data in ("get_inputs()", *DISTRIBUTIONS):
         for training in (True, False):
             label = f"{'train' if training else 'eval'}, {data}"
-            print(f"  {label} ...", file=sys.stderr, flush=True)
+            progress(f"  {label} ...")
             with quiet_fallback(where.type == "cpu"), fp32_precision(at.tf32):
                 made = _compare(problem, model, candidate, inputs, data, training, seed, label, at)
             for check in made:

@@ -27,7 +27,7 @@ CPP_FILES = files("cpp", suffixes=CPP)
 
 # Floors of the Python package, lowest first. A module imports its own floor and those below.
 PYTHON_FLOORS = (
-    ("errors", "program", "geometry", "_loader", "_knobs"),
+    ("errors", "program", "geometry", "_loader", "_knobs", "_console"),
     ("config", "support", "_library"),
     ("reference",),
     ("ops",),
