@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pycutfuse.testing.repro import Outcome, cli, runner
+
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-conv.json"
 INFO = ("-m", "pycutfuse", "info")
 
@@ -51,3 +53,57 @@ def test_characters_that_stdout_cannot_write_are_replaced():
     words = ("-m", "pycutfuse", "bench", "--from-json", RESULTS)
     status, errors = command(*words, stdout=subprocess.DEVNULL, PYTHONIOENCODING="ascii")
     assert (status, errors) == (0, "")
+
+
+def test_the_fuzzer_keeps_its_counts_where_nobody_reads(closed_pipe, tmp_path):
+    written = tmp_path / "counts.json"
+    words = ("--seed", 3, "--count", 2, "--device", "cpu", "--limit", 10, "--json", written)
+    repro = ("-m", "pycutfuse.testing.repro", *words)
+    status, errors = command(*repro, stdout=closed_pipe)
+    assert status == 141
+    assert "Traceback" not in errors
+    assert json.loads(written.read_text())["seeds"] == [3, 4]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), runner.ChildFailedError("no child")])
+def test_a_fuzzer_that_is_cut_off_writes_the_counts_so_far(error, tmp_path, monkeypatch, capsys):
+    def cut_off(job, seeds):
+        yield Outcome(seeds[0], "correct")
+        yield Outcome(seeds[1], "rejected")
+        raise error
+
+    monkeypatch.setattr(cli, "run_range", cut_off)
+    written = tmp_path / "counts.json"
+    given = ["--seed", "5", "--count", "100", "--device", "cpu", "--json", str(written)]
+    status = cli.main(given)
+    found = json.loads(written.read_text())
+    assert found["seeds"] == [5, 6]
+    assert (found["counts"]["correct"], found["counts"]["rejected"]) == (1, 1)
+    if isinstance(error, KeyboardInterrupt):
+        assert status == 130
+        assert "seeds 5 to 6 on cpu" in capsys.readouterr().out
+    else:
+        assert status == 1
+        assert capsys.readouterr().err.endswith("pycutfuse: no child\n")
+
+
+def test_a_fuzzer_that_is_cut_off_at_once_writes_nothing(tmp_path, monkeypatch):
+    def cut_off(job, seeds):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(cli, "run_range", cut_off)
+    written = tmp_path / "counts.json"
+    given = ["--seed", "5", "--count", "9", "--device", "cpu", "--json", str(written)]
+    assert cli.main(given) == 130
+    assert not written.exists()
+
+
+def test_the_fuzzer_refuses_a_folder_before_it_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "run_range", lambda *_: pytest.fail("something was run"))
+    given = ["--seed", "5", "--count", "9", "--device", "cpu", "--json"]
+    assert cli.main([*given, str(tmp_path)]) == 2
+    assert "a folder; the name of a file is needed" in capsys.readouterr().err
+    monkeypatch.setattr(cli.os, "access", lambda *_: False)
+    assert cli.main([*given, str(tmp_path / "x.json")]) == 2
+    assert capsys.readouterr().err == f"pycutfuse: {tmp_path / 'x.json'}: cannot be written\n"

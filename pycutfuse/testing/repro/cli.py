@@ -1,12 +1,14 @@
 """``python -m pycutfuse.testing.repro``: one seed in detail, or a range of them in numbers.
 
-Exit codes: 0 nothing is wrong, 1 a seed failed, 2 the command makes no sense.
+Exit codes: 0 nothing is wrong, 1 a seed failed, 2 the command makes no sense, 130 it was
+interrupted; counts so far are written.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -17,6 +19,7 @@ from typing import Any
 
 import torch
 
+from pycutfuse._console import INTERRUPTED, guarded, progress
 from pycutfuse.testing.repro import FAILURES, FAMILIES, Outcome, source
 from pycutfuse.testing.repro.runner import DEVICES, LIMITS, ChildFailedError, Job, Totals, run_range
 
@@ -83,19 +86,23 @@ def _limit(text: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
+    return guarded(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     problem = _device_problem(device)
-    if problem is None and given.json is not None and not given.json.resolve().parent.is_dir():
-        problem = f"{given.json}: the folder {given.json.resolve().parent} does not exist"
+    if problem is None and given.json is not None:
+        problem = _path_problem(given.json)
     if problem is not None:
         print(f"pycutfuse: {problem}", file=sys.stderr)
         return USAGE
     kind = torch.device(device).type
     job = Job(given.family, device, given.limit or LIMITS[given.family][kind], given.timeout)
     if kind == "cpu":
-        print("cpu: the operators run their reference path; no kernel is tested", file=sys.stderr)
+        progress("cpu: the operators run their reference path; no kernel is tested")
     if given.count is None:
         return _one(job, given.seed, given.json)
     try:
@@ -118,17 +125,28 @@ def _device_problem(name: str) -> str | None:
     return None
 
 
+def _path_problem(path: Path) -> str | None:
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        return f"{path}: the folder {folder} does not exist"
+    if path.is_dir():
+        return f"{path}: a folder; the name of a file is needed"
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        return f"{path}: cannot be written"
+    return None
+
+
 def _one(job: Job, seed: int, path: Path | None) -> int:
     config = FAMILIES[job.family](seed, 2**job.limit)
     print(PASTE.format(source=source(config), device=job.device), flush=True)
     outcome = job.run(seed)
     totals = Totals()
     totals.add(outcome)
+    if path is not None:
+        _write(path, job, range(seed, seed + 1), totals, 0.0)
     print(f"# {_line(outcome)}")
     for detour in outcome.detours:
         print(f"# {detour}")
-    if path is not None:
-        _write(path, job, range(seed, seed + 1), totals, 0.0)
     return OK if totals.passed else FAILED
 
 
@@ -147,18 +165,28 @@ def _line(outcome: Outcome) -> str:
 
 def _many(job: Job, seeds: range, path: Path | None) -> int:
     totals, start, shown = Totals(), time.monotonic(), 0.0
-    for number, outcome in enumerate(run_range(job, seeds), start=1):
-        totals.add(outcome)
-        if outcome.verdict in FAILURES:
-            print(f"{_line(outcome)}\n    {job.command(outcome.seed)}", flush=True)
-        now = time.monotonic()
-        if now - shown > 5.0 or number == len(seeds):
-            shown = now
-            counts = ", ".join(f"{n} {name}" for name, n in totals.verdicts.items() if n)
-            print(f"[{number}/{len(seeds)}] {now - start:.0f} s: {counts}", file=sys.stderr)
-    print(_summary(job, seeds, totals))
-    if path is not None:
+    cut_off: BaseException | None = None
+    try:
+        for number, outcome in enumerate(run_range(job, seeds), start=1):
+            totals.add(outcome)
+            if outcome.verdict in FAILURES:
+                print(f"{_line(outcome)}\n    {job.command(outcome.seed)}", flush=True)
+            now = time.monotonic()
+            if now - shown > 5.0 or number == len(seeds):
+                shown = now
+                counts = ", ".join(f"{n} {name}" for name, n in totals.verdicts.items() if n)
+                progress(f"[{number}/{len(seeds)}] {now - start:.0f} s: {counts}")
+    except (KeyboardInterrupt, ChildFailedError, OSError) as error:  # OSError: of stdout
+        cut_off = error
+    seeds = seeds[: totals.verdicts.total()]
+    if seeds and path is not None:
         _write(path, job, seeds, totals, time.monotonic() - start)
+    if cut_off is not None and not isinstance(cut_off, KeyboardInterrupt):
+        raise cut_off
+    if seeds:
+        print(_summary(job, seeds, totals))
+    if cut_off is not None:
+        return INTERRUPTED
     return OK if totals.passed else FAILED
 
 

@@ -83,7 +83,10 @@ def _run_chunk(job: Job, seeds: Sequence[int], body: Callable[..., None]) -> Ite
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=body, args=(sender, job, seeds), daemon=True)
+    # Ctrl-C is for this process, which ends the child; ignoring it is inherited.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.start()
+    signal.signal(signal.SIGINT, handler)
     sender.close()
     try:
         if (answer := _receive(receiver, STARTUP_S)) != "ready":
