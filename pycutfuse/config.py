@@ -1,9 +1,12 @@
 """What a user may set: precision tier, fallback policy; and the counters of both detours."""
 
+import os
+import sys
 import threading
 import warnings
 from collections import Counter
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -175,6 +178,17 @@ def set_fallback_policy(policy: FallbackPolicy) -> FallbackPolicy:
     return outer  # type: ignore[return-value]
 
 
+_OURS = tuple(str(Path(file).parent) + os.sep for file in (__file__, torch.__file__))
+
+
+def _user_level() -> int:
+    """The stacklevel, for our caller, of the innermost frame outside this package and torch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_OURS) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def report_fallback(operator: str, reason: str) -> None:
     """Count a fallback and follow the policy. Dynamo calls it while it traces."""
     key = f"{operator}: {reason}"
@@ -188,7 +202,7 @@ def report_fallback(operator: str, reason: str) -> None:
         if _state.value != "warn once" or key in _state.warned:
             return
         _state.warned.add(key)
-    warnings.warn(f"{key}; PyTorch runs instead", FallbackWarning, stacklevel=3)
+    warnings.warn(f"{key}; PyTorch runs instead", FallbackWarning, stacklevel=_user_level())
 
 
 def count_handover(operator: str, reason: str) -> None:
