@@ -13,6 +13,7 @@ from pycutfuse.bench import results
 from pycutfuse.bench.accuracy import Check, Errors
 from pycutfuse.bench.statistics import Summary
 from pycutfuse.bench.timing import Timing
+from pycutfuse.bench.validation import check_run
 
 FORMAT = 4
 """4: shapes are text and results name torch's flags; 3 had numbers. 3: host times of several
@@ -89,7 +90,7 @@ def from_json(text: str) -> results.Run:
                 f"format {data['format']!r}; this version reads 1 to {FORMAT}: measure again with "
                 "python -m pycutfuse bench --json FILE"
             )
-        return results.Run(
+        run = results.Run(
             environment=data["environment"],
             settings=data["settings"],
             cases=[_case(item) for item in data["cases"]],
@@ -108,15 +109,16 @@ def from_json(text: str) -> results.Run:
             skipped=data["skipped"],
             host=[results.HostOverhead(**_stored(item)) for item in data["host"]],
         )
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"not a result of pycutfuse bench: {error!r}") from error
+    check_run(run)
+    return run
 
 
 def read(path: str | Path) -> results.Run:
     """`from_json` of a file; an error names it."""
-    text = Path(path).read_text(encoding="utf-8")
     try:
-        return from_json(text)
+        return from_json(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -56,10 +56,17 @@ def _run():
         SizeResult("4x5x6", [], failure="RuntimeError"),
     ]
     return Run(
-        {"gpu": "H200"},
+        {
+            "gpu": "H200",
+            "driver": "580",
+            "cuda": "13",
+            "torch": "2",
+            "python": "3",
+            "pycutfuse": "0",
+        },
         {"settings": {"slice_s": 0.2, "rounds": 4}},
         [case, broken],
-        [ExecutorResult("executor", [case])],
+        [ExecutorResult("executor", [replace(case, name="executor.1")])],
         [SizesResult("sizes", "bf16", sizes, {"cudnn.conv": "ieee"})],
         [case],
         [Fuzz("linear", (0, 9), "H200", {"correct": 10})],
@@ -199,3 +206,41 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
     assert pipe.is_fifo()
     assert os.read(reader, 2**16).decode() == storage.to_json(Run({}, {}))
     os.close(reader)
+
+
+def _damaged(change):
+    data = json.loads(storage.to_json(_run()))
+    change(data)
+    return json.dumps(data)
+
+
+DAMAGE = {
+    "environment {}": lambda d: d.update(environment={}),
+    "environment null": lambda d: d.update(environment=None),
+    "no driver": lambda d: d["environment"].pop("driver"),
+    "text median": lambda d: d["cases"][0]["timings"][OURS]["seconds"].update(median="fast"),
+    "median 0": lambda d: d["cases"][0]["timings"][OURS]["seconds"].update(median=0),
+    "median true": lambda d: d["cases"][0]["timings"][OURS]["seconds"].update(median=True),
+    "foreign tier": lambda d: d["cases"][0].update(tier="fp8"),
+    "foreign tier of sizes": lambda d: d["sizes"][0].update(tier="fp8"),
+    "time 0": lambda d: d["sizes"][0]["entries"][0]["times"].update({OURS: 0}),
+    "no programs": lambda d: d["executor"][0].update(programs=[]),
+    "text count": lambda d: d["fuzz"][0]["counts"].update(correct="ten"),
+    "name null": lambda d: d["cases"][0].update(name=None),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_file_is_refused_by_name(name, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(_damaged(DAMAGE[name]))
+    with pytest.raises(ValueError, match=str(path)):
+        storage.read(path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000], ids=["not UTF-8", "too deep"])
+def test_what_is_no_json_at_all_is_refused_by_name(content, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=str(path)):
+        storage.read(path)
