@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pycutfuse.bench import tables as make
-from pycutfuse.bench.results import COMPILE_TUNED, CaseResult, Fuzz, Run, SizesResult
+from pycutfuse.bench.results import COMPILE_TUNED, NO_SLOWER, CaseResult, Fuzz, Run, SizesResult
 from pycutfuse.bench.tables import Table, factor
 from pycutfuse.bench.tiers import TIERS
 
@@ -143,6 +143,9 @@ def _sizes_lines(run: Run, sizes: SizesResult) -> list[str]:
         for entry in sizes.entries
         if (ratio := entry.ratio(COMPILE_TUNED)) is not None and ratio < 0.9
     ]
+    again = sum(entry.first_ratio is not None for entry in sizes.entries)
+    if again:
+        found.append(f"{name}: {again} below {NO_SLOWER}x at first, timed again")
     if run.on_gpu:
         found += [f"{name}: {line}" for line in _reason_lines(sizes.reasons())]
     for entry in sizes.entries:

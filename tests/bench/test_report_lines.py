@@ -1,5 +1,7 @@
 """Lines under the tables: many of one kind are one line."""
 
+from dataclasses import replace
+
 from pycutfuse.bench import report
 from pycutfuse.bench.results import Fuzz, SizesResult
 
@@ -26,3 +28,12 @@ def test_fuzzed_seeds_that_follow_each_other_are_one_line():
         "Fuzzed linear, seeds 200 to 209 on H200: 10 configurations, 10 correct; "
         "1 hand-overs, 2 fallbacks",
     ]
+
+
+def test_sizes_that_were_timed_again_are_counted():
+    sizes = [replace(_size(1.0), first_ratio=0.9), replace(_size(0.9), first_ratio=0.8), _size(1.0)]
+    markdown = report.markdown(_run(sizes=[SizesResult("sizes", "ieee", sizes)]))
+    assert "sizes (ieee): 2 below 0.95x at first, timed again" in markdown
+    assert "timed again" not in report.markdown(
+        _run(sizes=[SizesResult("sizes", "ieee", [_size(1.0)])])
+    )
