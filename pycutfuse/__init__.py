@@ -1,4 +1,7 @@
-"""Fused tensor-core kernels for chains of PyTorch modules, at PyTorch's accuracy or better.
+"""Fused tensor-core kernels for chains of PyTorch modules.
+
+Measured against float64, the error is never above PyTorch's or the tier's rounding, whichever is
+larger.
 
 ``import pycutfuse as pcf`` loads no kernel, creates no CUDA context and registers no operator;
 each part is imported when it is first used.
