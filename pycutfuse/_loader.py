@@ -82,7 +82,8 @@ def _find_binding(package: Path) -> tuple[Path | None, str | None]:
         return None, f"{package} has {', '.join(others)}, but this Python is {here}. {REMEDY}"
     return None, (
         f"the native binding _C is not built ({package} has none for {here}). It needs nvcc: "
-        f"install the CUDA toolkit 13.0 or newer, or set CUTFUSE_PREBUILT_DIR. {REMEDY}"
+        f"install the CUDA toolkit 13.0 or newer, or give pip "
+        f"-Ccmake.define.CUTFUSE_PREBUILT_DIR=<folder of {LIBRARY_NAME}>. {REMEDY}"
     )
 
 

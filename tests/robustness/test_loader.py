@@ -52,7 +52,7 @@ def run(folder: Path, policy: str = "silent") -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({}, ("not built", "nvcc", "CUTFUSE_PREBUILT_DIR")),
+        ({}, ("not built", "nvcc", "pip -Ccmake.define.CUTFUSE_PREBUILT_DIR=<folder of")),
         ({"binding": b""}, ("no ELF header",)),
         ({"binding": b"not a library at all" * 10}, ("no ELF header",)),
         ({"binding": GENUINE.read_bytes()[:4096]}, ("truncated", "4096 bytes")),
