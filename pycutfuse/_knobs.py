@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from pycutfuse._C import ConvPolicy, GemmPolicy
 
-# Takes back the mean truncation of Hopper's accumulator (DESIGN.md section 4).
+# Takes back the mean truncation of Hopper's accumulator.
 DEFAULT_PROMOTION = 1.0 + 2.0**-23
 
 

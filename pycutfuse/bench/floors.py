@@ -1,4 +1,4 @@
-"""What a case cannot be faster than: bytes moved or tensor-core work (PERFORMANCE.md section 1)."""
+"""What a case cannot be faster than: bytes moved or tensor-core work."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Memory:
 
     @property
     def allowed(self) -> float:
-        """`slack` times eager's peak and the planes (DESIGN.md: both are shown)."""
+        """`slack` times eager's peak and the planes."""
         return self.slack * (self.resident + self.eager) + self.planes
 
     @property

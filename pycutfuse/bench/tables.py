@@ -137,7 +137,7 @@ def rates(tier: str, cases: Sequence[CaseResult]) -> Table:
         )
         row.append(case.timings[OURS].regime if OURS in case.timings else NOTHING)
         rows.append(row)
-    title = f"{tier}: rates of pycutfuse, floor in ms (PERFORMANCE.md), peak memory of one call"
+    title = f"{tier}: rates of pycutfuse, floor in ms, peak memory of one call"
     return Table(title, columns, rows)
 
 

@@ -24,7 +24,7 @@ class Tier:
     planes : int
         fp16 planes that a contraction reads of each operand; 0: the tensors themselves.
     limit : float
-        Error against float64 that always passes (DESIGN.md section 9).
+        Error against float64 that always passes.
     setting : str
         Dtype and flags in words, for headings.
     """

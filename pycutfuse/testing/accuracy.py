@@ -1,4 +1,4 @@
-"""Errors against float64: the two measures of DESIGN.md section 9, and the rule that uses them."""
+"""Errors against float64: two measures, and the rule that compares them with torch's."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Each tier's dtype, floor of error and cost are those of DESIGN.md and of the dtype itself."""
+"""Each tier's dtype, floor of error and cost are those that are promised and of the dtype itself."""
 
 import pytest
 import torch

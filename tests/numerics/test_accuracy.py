@@ -1,4 +1,4 @@
-"""Never less accurate than PyTorch, measured against float64 (DESIGN.md section 9)."""
+"""Against float64 the error is at most the larger of PyTorch's and the tier's rounding."""
 
 import pytest
 import torch

@@ -14,7 +14,7 @@ EVERYTHING = LIBRARY + files(
 # Written so that this file does not hold what it looks for.
 UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")))
 # The library allocates nothing, never waits for the GPU, never ends the process, and keeps IEEE
-# arithmetic (DESIGN: allocate only in Python, no global fast-math).
+# arithmetic: Python allocates, and fast-math is no global option.
 CALLS = re.compile(
     r"\b(?:exit|abort|_exit)\(|cudaMalloc|cudaFree\b|cudaDeviceSynchronize|cudaStreamSynchronize"
     r"|cudaDeviceReset|use_fast_math|ffast-math"
@@ -34,3 +34,9 @@ def test_library_never_calls(path: Path) -> None:
 def test_no_third_party_source_is_kept() -> None:
     kept = files("third_party", suffixes=(".h", ".hpp", ".cuh", ".inl", ".whl", ".cu", ".cc"))
     assert kept == ()
+
+
+@pytest.mark.parametrize("path", files("pycutfuse", "tests", "tools", suffixes=(".py",)), ids=name)
+def test_documents_that_are_named_are_in_the_repository(path: Path) -> None:
+    named = set(re.findall(r"\b[A-Z]+\.md\b", path.read_text()))
+    assert {one for one in named if not list(ROOT.rglob(one))} == set()

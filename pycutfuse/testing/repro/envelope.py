@@ -2,7 +2,7 @@
 
 `Envelope` walks a chain as interval arithmetic does: a step takes the largest change of its
 function over value ± error and adds its own rounding. A bare contraction starts with an error of
-one `floor` of |A|·|B|, so ``error / floor`` is the scale by which DESIGN.md section 9 divides, here
+one `floor` of |A|·|B|, so ``error / floor`` is the scale by which errors are divided, here
 carried through whatever follows.
 """
 

@@ -4,7 +4,7 @@ Values (`judge_value`)
     Kinds (finite, NaN, inf, -inf) equal PyTorch's own, except where the float64 value is within an
     error of the dtype's range. cuDNN may compute a convolution from transformed images, which
     spread a non-finite value: those of the float64 value are right, too. Whole numbers that float32
-    holds are exact. Else both errors of DESIGN.md section 9, here with scales carried through the
+    holds are exact. Else both errors of `pycutfuse.testing.errors`, here with scales carried through the
     chain (`envelope`), are at most ``MARGIN`` times max(PyTorch's in the same run, floor). The
     Frobenius one counts where at least ``ENOUGH`` elements carry it: fewer are a matter of luck.
 
@@ -21,8 +21,8 @@ Gradients (`judge_gradient`)
     changed input shows it. No gradient enters elements that pass a kink (relu at 0) within their
     error.
 
-`Judgement.ratio` is the error over max(PyTorch's, floor) without margin: above 1 the promise of
-DESIGN.md section 9 is broken, though not by enough to call the result wrong.
+`Judgement.ratio` is the error over max(PyTorch's, floor) without margin: above 1 the promise is
+broken, though not by enough to call the result wrong.
 """
 
 from __future__ import annotations
