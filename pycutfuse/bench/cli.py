@@ -101,7 +101,7 @@ def _add_verify(subparsers: Any) -> None:
     )
     verify.add_argument("file", metavar="FILE", type=Path, help="a Python file")
     verify.add_argument("--device", help="cpu or cuda[:N] (default: cuda if there is one)")
-    verify.add_argument("--seed", type=int, default=0, help="of parameters and data (default: 0)")
+    verify.add_argument("--seed", type=_seed, default=0, help="of parameters and data (default: 0)")
     verify.add_argument(
         "--batch",
         type=_positive,
@@ -258,6 +258,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"{value} is not between 0 and 2^63 - 1")
     return value
 
 

@@ -112,6 +112,8 @@ def test_verify_answers_an_impossible_device(tmp_path, capsys, device):
         ("verify",),
         ("verify", "x.py", "--batch", "0"),
         ("verify", "x.py", "--batch", "many"),
+        ("verify", "x.py", "--seed", "99999999999999999999"),
+        ("verify", "x.py", "--seed", "-1"),
     ],
 )
 def test_impossible_options_end_with_2(arguments):

@@ -1,4 +1,4 @@
-"""Each tier's dtype, floor of error and cost are those that are promised and of the dtype itself."""
+"""Each tier's dtype, floor of error and cost are what is promised and what the dtype has."""
 
 import pytest
 import torch

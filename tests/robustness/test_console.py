@@ -107,3 +107,21 @@ def test_the_fuzzer_refuses_a_folder_before_it_runs(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(cli.os, "access", lambda *_: False)
     assert cli.main([*given, str(tmp_path / "x.json")]) == 2
     assert capsys.readouterr().err == f"pycutfuse: {tmp_path / 'x.json'}: cannot be written\n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--seed", str(2**64 - 1)], ["--seed", "-1"], ["--seed", "1", "--timeout", "inf"]],
+    ids=" ".join,
+)
+def test_the_fuzzer_refuses_numbers_that_it_cannot_use(options, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(options)
+    assert stop.value.code == 2
+    assert "is not" in capsys.readouterr().err
+
+
+def test_counts_of_the_cpu_name_it(tmp_path):
+    written = tmp_path / "counts.json"
+    cli.main(["--seed", "5", "--device", "cpu", "--limit", "8", "--json", str(written)])
+    assert json.loads(written.read_text())["device"].startswith("CPU (")

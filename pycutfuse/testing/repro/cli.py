@@ -24,6 +24,7 @@ from pycutfuse.testing.repro import FAILURES, FAMILIES, Outcome, source
 from pycutfuse.testing.repro.runner import DEVICES, LIMITS, ChildFailedError, Job, Totals, run_range
 
 OK, FAILED, USAGE = 0, 1, 2
+LONGEST_S = 86400
 PASTE = """\
 from pycutfuse.testing.repro import *
 
@@ -58,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _natural(text: str) -> int:
     value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is negative")
+    if not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"{value} is not between 0 and 2^63 - 1")
     return value
 
 
@@ -72,8 +73,8 @@ def _positive(text: str) -> int:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{value} is not above 0")
+    if not 0 < value <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{value} is not above 0 and at most {LONGEST_S}")
     return value
 
 
@@ -220,7 +221,7 @@ def _write(path: Path, job: Job, seeds: range, totals: Totals, seconds: float) -
     found: dict[str, Any] = {
         "job": asdict(job),
         "seeds": [seeds[0], seeds[-1]],
-        "device": torch.cuda.get_device_name(job.device) if cuda else platform.processor(),
+        "device": torch.cuda.get_device_name(job.device) if cuda else f"CPU ({platform.machine()})",
         "torch": torch.__version__,
         "seconds": round(seconds, 1),
         "counts": dict(totals.verdicts),

@@ -4,8 +4,8 @@ Values (`judge_value`)
     Kinds (finite, NaN, inf, -inf) equal PyTorch's own, except where the float64 value is within an
     error of the dtype's range. cuDNN may compute a convolution from transformed images, which
     spread a non-finite value: those of the float64 value are right, too. Whole numbers that float32
-    holds are exact. Else both errors of `pycutfuse.testing.errors`, here with scales carried through the
-    chain (`envelope`), are at most ``MARGIN`` times max(PyTorch's in the same run, floor). The
+    holds are exact. Else both errors of `pycutfuse.testing.errors`, here with scales carried
+    through the chain (`envelope`), are at most ``MARGIN`` times max(PyTorch's in the same run, floor). The
     Frobenius one counts where at least ``ENOUGH`` elements carry it: fewer are a matter of luck.
 
     Why no false alarms: a correct result of the promised accuracy lies inside the envelope by
