@@ -5,8 +5,9 @@ Values (`judge_value`)
     error of the dtype's range. cuDNN may compute a convolution from transformed images, which
     spread a non-finite value: those of the float64 value are right, too. Whole numbers that float32
     holds are exact. Else both errors of `pycutfuse.testing.errors`, here with scales carried
-    through the chain (`envelope`), are at most ``MARGIN`` times max(PyTorch's in the same run, floor). The
-    Frobenius one counts where at least ``ENOUGH`` elements carry it: fewer are a matter of luck.
+    through the chain (`envelope`), are at most ``MARGIN`` times max(PyTorch's in the same run,
+    floor). The Frobenius one counts where at least ``ENOUGH`` elements carry it: fewer are a matter
+    of luck.
 
     Why no false alarms: a correct result of the promised accuracy lies inside the envelope by
     construction, whatever the steps amplify. Why real bugs are seen: the envelope of a contraction
