@@ -77,11 +77,24 @@ def _devices() -> list[dict[str, Any]]:
 _TENSORS = "float32 (ieee, tf32), float16, bfloat16"
 
 
-def _convolutions(what: str) -> str:
-    """What convolution operators run, or why none runs fused."""
-    loaded = native().binding is not None
-    missing = support.conv_missing() if loaded else None
-    return f"plain torch chains: {missing}" if missing else f"{_TENSORS}, {what}"
+def _runs(what: str, missing: str | None = None) -> str:
+    """What the kernels of an operator take, or why none runs."""
+    if native().binding is None:
+        missing = "the native library is not loaded"
+    return f"plain torch chains: {missing}" if missing else what
+
+
+def _operators() -> dict[str, str]:
+    missing = None if native().binding is None else support.conv_missing()
+    return {
+        "conv2d": _runs(f"{_TENSORS}, any program", missing),
+        "conv_transpose2d": _runs(f"{_TENSORS}, any program", missing),
+        "conv2d_batch_norm": _runs(f"{_TENSORS}, any programs, training and evaluation", missing),
+        "linear": _runs(f"{_TENSORS}, any program"),
+        "linear_batch_norm": _runs(f"{_TENSORS}, any programs, training and evaluation"),
+        "linear_logsumexp": _runs(f"{_TENSORS}, any program; also behind Linear and sigmoid"),
+        "logsumexp": _runs("float32, float16, bfloat16; any dimensions and strides"),
+    }
 
 
 def collect() -> dict[str, Any]:
@@ -99,15 +112,7 @@ def collect() -> dict[str, Any]:
         "torch": {"version": torch.__version__, "cuda": torch.version.cuda},
         "library": _library(),
         "devices": _devices(),
-        "operators": {
-            "conv2d": _convolutions("any program"),
-            "conv_transpose2d": _convolutions("any program"),
-            "conv2d_batch_norm": _convolutions("any programs, training and evaluation"),
-            "linear": f"{_TENSORS}, any program",
-            "linear_batch_norm": f"{_TENSORS}, any programs, training and evaluation",
-            "linear_logsumexp": f"{_TENSORS}, any program; also behind Linear and sigmoid",
-            "logsumexp": "float32, float16, bfloat16; any dimensions and strides",
-        },
+        "operators": _operators(),
     }
 
 
