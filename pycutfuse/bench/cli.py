@@ -106,7 +106,8 @@ def _add_verify(subparsers: Any) -> None:
         "--batch",
         type=_positive,
         metavar="N",
-        help="cut the inputs' leading dimension to N (default: 256 on the CPU, uncut on a GPU)",
+        help="cut the inputs' leading dimension to N (default: uncut on a GPU; on the "
+        "CPU 256, or as many as have 2^20 elements)",
     )
     verify.add_argument(
         "--tier",

@@ -19,8 +19,9 @@ from pycutfuse.bench.nested import found, mapped, same_bits
 from pycutfuse.bench.problem import Problem, ProblemError, arguments, describe, load_problem
 from pycutfuse.bench.tiers import TIERS, Tier
 
-CPU_BATCH = 256
-"""Without a GPU the inputs' leading dimension is cut to this, unless the user says otherwise."""
+CPU_BATCH, CPU_ELEMENTS = 256, 2**20
+"""Without a GPU the inputs' leading dimension is cut to this, or to as much of the largest input,
+but no further than to 2, unless the user says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def verify_file(
         Set before each constructor and each forward.
     batch : int, optional
         Cut the inputs' leading dimension to this many. By default not on a GPU, and to 256 on
-        the CPU.
+        the CPU, or to as many as have 2^20 elements.
     tier : {"ieee", "tf32"}
         Torch's flags while both run, and what float32 tensors are promised at them.
 
@@ -81,7 +82,8 @@ def verify_file(
     torch.manual_seed(seed)
     title = f"{problem.path}: ModelNew against Model on {_device_name(where)}, seed {seed}"
     print(f"{title}, tier {tier} (TF32 {'allowed' if at.tf32 else 'off'})", file=out)
-    if where.type == "cpu":
+    on_cpu = where.type == "cpu"
+    if on_cpu:
         print("no GPU is used: fused operators run their reference path here", file=out)
     try:
         candidate = problem.model_new(*copy.deepcopy(init))
@@ -92,7 +94,7 @@ def verify_file(
         return _report(Verification(faults, []), out)
     count = sum(1 for _ in model.parameters())
     print(f"  parameters: {count}, bitwise equal; state_dict keys equal", file=out)
-    inputs, cut = _cut(inputs, batch if batch is not None or where.type == "cuda" else CPU_BATCH)
+    inputs, cut = _cut(inputs, _cpu_batch(inputs) if batch is None and on_cpu else batch)
     if cut:
         print(f"  {cut}", file=out)
     inputs = mapped(lambda tensor: tensor.to(where), inputs)
@@ -102,7 +104,7 @@ def verify_file(
         for training in (True, False):
             label = f"{'train' if training else 'eval'}, {data}"
             progress(f"  {label} ...")
-            with quiet_fallback(where.type == "cpu"), fp32_precision(at.tf32):
+            with quiet_fallback(on_cpu), fp32_precision(at.tf32):
                 made = _compare(problem, model, candidate, inputs, data, training, seed, label, at)
             for check in made:
                 if data in DISTRIBUTIONS and NOTHING in check.what:  # of our data, not the file's
@@ -185,6 +187,15 @@ def _compare(
         )
     except (Exception, SystemExit) as error:
         raise ProblemError(f"{problem.path}: Model failed in {label}: {describe(error)}") from error
+
+
+def _cpu_batch(inputs: list[Any]) -> int:
+    rows = [
+        tensor.numel() // tensor.shape[0]
+        for tensor in found(inputs)
+        if tensor.ndim and tensor.numel()
+    ]
+    return max(2, min(CPU_BATCH, CPU_ELEMENTS // max(rows, default=1)))
 
 
 def _cut(inputs: list[Any], batch: int | None) -> tuple[list[Any], str]:

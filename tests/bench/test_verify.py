@@ -229,3 +229,14 @@ def test_nested_inputs_are_drawn_and_cut(tmp_path):
     out = io.StringIO()
     assert verify_file(path, device="cpu", batch=16, out=out).passed
     assert "cut from 64 to 16" in out.getvalue()
+
+
+@pytest.mark.parametrize(("shape", "batch"), [((64, 2**16), 16), ((64, 2**21), 2)])
+def test_large_inputs_are_cut_by_their_elements_on_the_cpu(tmp_path, shape, batch):
+    path = tmp_path / "problem.py"
+    source = FILE.replace("torch.rand(64, 48)", f"torch.ones(1).expand{shape}")
+    source = source.replace("self.bn(self.gemm(x) * self.scale)", "self.scale * x.mean()")
+    path.write_text(source.replace("{new}", "pass"))
+    out = io.StringIO()
+    assert verify_file(path, device="cpu", out=out).passed
+    assert f"cut from 64 to {batch} along" in out.getvalue()
