@@ -230,11 +230,13 @@ def update_region(document: str, content: str, section: str | None = None) -> st
     begin, end = markers(section)
     if document.count(begin) != 1 or document.count(end) != 1:
         raise ValueError(f"the document must hold {begin} and {end} once each")
+    line_end = "\r\n" if "\r\n" in document else "\n"
     before, rest = document.split(begin)
     if end not in rest:
         raise ValueError(f"{end} stands before {begin}")
     after = rest.split(end)[1]
-    return f"{before}{begin}\n{content.strip()}\n{end}{after}"
+    lines = [f"{before}{begin}", *content.strip().split("\n"), f"{end}{after}"]
+    return line_end.join(lines)
 
 
 def update_readme(path: str | Path, run: Run, section: str | None = None) -> bool:
@@ -246,8 +248,8 @@ def update_readme(path: str | Path, run: Run, section: str | None = None) -> boo
         If the file has no such markers or cannot be read and written.
     """
     path = Path(path)
-    old = path.read_text(encoding="utf-8")
+    old = path.read_bytes().decode()
     new = update_region(old, markdown(run), section)
     if new != old:
-        path.write_text(new, encoding="utf-8")
+        path.write_bytes(new.encode())
     return new != old

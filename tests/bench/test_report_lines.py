@@ -37,3 +37,14 @@ def test_sizes_that_were_timed_again_are_counted():
     assert "timed again" not in report.markdown(
         _run(sizes=[SizesResult("sizes", "ieee", [_size(1.0)])])
     )
+
+
+def test_a_readme_keeps_its_line_ends(tmp_path):
+    for end in (b"\r\n", b"\n"):
+        path = tmp_path / "README.md"
+        path.write_bytes(end.join([b"a", report.BEGIN.encode(), report.END.encode(), b"b", b""]))
+        assert report.update_readme(path, _run())
+        written = path.read_bytes()
+        assert written.count(end) == written.count(b"\n") > 5
+        assert (b"\r" in written) is (b"\r" in end)
+        assert not report.update_readme(path, _run())
