@@ -143,6 +143,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
     from pycutfuse.bench import cases, plot, report
 
     try:
+        _check_contradictions(arguments)
         if arguments.list:
             print("\n".join(case.name for case in cases.select(arguments.case)))
             return OK
@@ -178,6 +179,20 @@ def _write(arguments: argparse.Namespace, run: Run) -> list[str]:
     return said
 
 
+def _check_contradictions(arguments: argparse.Namespace) -> None:
+    """Refuse options that --list or --from-json would not read."""
+    ignored: tuple[str, ...]
+    if arguments.list:
+        kept, ignored = "--list", ("json", "merge", "fuzz", "plot", "from_json", "update_readme")
+    elif arguments.from_json is not None:
+        kept, ignored = "--from-json", ("case", "quick", "no_compile", "no_max_autotune")
+    else:
+        return
+    for name in ignored:
+        if getattr(arguments, name):
+            raise ValueError(f"{kept} runs nothing: --{name.replace('_', '-')} means nothing there")
+
+
 def _check_wishes(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be done now, not after minutes of measuring."""
     from pycutfuse.bench import plot, report
@@ -195,6 +210,8 @@ def _check_wishes(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{path}: the folder {path.resolve().parent} does not exist")
         if path.is_dir():
             raise ValueError(f"{path}: a folder; the name of a file is needed")
+    if len({path.resolve() for path in arguments.fuzz}) < len(arguments.fuzz):
+        raise ValueError("--fuzz names a file twice: its counts would be added twice")
     if arguments.section is not None and arguments.update_readme is None:
         raise ValueError("--section names a part of a file: give --update-readme FILE too")
     if arguments.update_readme is not None:
