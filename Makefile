@@ -1,4 +1,4 @@
-# make bench | test | build | lint | format, with options passed on: make bench ARGS="--case NAME".
+# make bench | test | build | lint | format; the first two pass options on: make bench ARGS="--case NAME".
 # All of them set up what is missing first; CONTRIBUTING.md says what.
 PYTHON ?= python3
 ARGS ?=

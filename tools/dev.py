@@ -180,10 +180,18 @@ def format_sources(python: Path) -> None:
     run(clang_format(python), "-i", *cpp_files())
 
 
+USAGE = "usage: tools/dev.py bench|test [arguments], or build|lint|format"
+
+
 def main() -> None:
+    if sys.argv[1:2] in (["--help"], ["-h"]):
+        print(USAGE)
+        return
     if len(sys.argv) < 2 or sys.argv[1] not in ("bench", "test", "build", "lint", "format"):
-        sys.exit("usage: tools/dev.py bench|test|build|lint|format [arguments]")
+        sys.exit(USAGE)
     command, arguments = sys.argv[1], sys.argv[2:]
+    if arguments and command not in ("bench", "test"):
+        sys.exit(f"{command} takes no arguments, but got {shlex.join(arguments)}")
     python = setup()
     if command == "bench":
         bench(python, arguments)

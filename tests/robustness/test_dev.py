@@ -1,0 +1,29 @@
+"""The command behind the Makefile says what it takes, and drops nothing that it is given."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "dev.py"
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOL), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_help_is_an_answer() -> None:
+    help_, nonsense = run("--help"), run("deploy")
+    assert (help_.returncode, nonsense.returncode) == (0, 1)
+    assert help_.stdout == nonsense.stderr
+    assert help_.stdout.startswith("usage: ")
+
+
+@pytest.mark.parametrize("command", ["build", "lint", "format"])
+def test_arguments_that_would_be_dropped_are_refused(command: str) -> None:
+    done = run(command, "-k", "one")
+    assert done.returncode == 1
+    assert done.stderr == f"{command} takes no arguments, but got -k one\n"
+    assert done.stdout == ""
