@@ -1,6 +1,7 @@
 """explain says what the call then does, and changes nothing."""
 
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -103,9 +104,9 @@ def test_logsumexp_at_torchs_tier() -> None:
     assert (found.path, sum(config.counters()["handover"].values())) == ("hand-over", 1)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_wrong_arguments_raise_as_the_call(name: str) -> None:
-    layer, x = MODULES[name](), _input(name)
+@pytest.mark.parametrize("kind", MODULES)
+def test_wrong_arguments_raise_as_the_call(kind: str) -> None:
+    layer, x = MODULES[kind](), _input(kind)
     for given, options in (((), {}), ((x, x, x), {}), ((), {"y": x}), ((None,), {})):
         for call in (layer, partial(pcf.explain, layer)):
             with pytest.raises(TypeError):
@@ -113,7 +114,8 @@ def test_wrong_arguments_raise_as_the_call(name: str) -> None:
     for call in (layer, partial(pcf.explain, layer)):
         with pytest.raises(RuntimeError):
             call(x.int())
-    assert str(pcf.explain(layer, x=x)) == str(pcf.explain(layer, x))
+    (_, name, *_) = signature(type(layer).forward).parameters
+    assert str(pcf.explain(layer, **{name: x})) == str(pcf.explain(layer, x))
 
 
 @pytest.mark.parametrize("other", [[1], {}, nn.Linear(1, 1), print])
