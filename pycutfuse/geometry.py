@@ -56,9 +56,10 @@ def pair(operator: str, name: str, value: int | Sequence[int]) -> Pair:
             )
         return found, found
     ints = [_integer(one) for one in value]
-    if None in ints:
-        kind = type(value[ints.index(None)]).__name__
-        raise TypeError(f"{operator}: {name} holds a {kind}; it must hold ints")
+    for one, found in zip(value, ints, strict=True):
+        if found is None:
+            kind = type(one).__name__
+            raise TypeError(f"{operator}: {name} holds a {kind}; it must hold ints")
     if len(ints) not in (1, 2):
         raise RuntimeError(
             f"{operator}: {name} has {len(ints)} values; give one, or two: (height, width)"
