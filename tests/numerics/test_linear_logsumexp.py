@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pycutfuse as pcf
-from pycutfuse.testing import DISTRIBUTIONS, IEEE_FLOOR, generate, kinds, no_worse
+from pycutfuse.testing import DISTRIBUTIONS, IEEE_FLOOR, generate, guarded, kinds, no_worse
 
 from ..cases.sizes import KERNEL, SizeCase
 from .common import compare, torch_flag
@@ -75,6 +75,23 @@ def test_one_layer(distribution: str, k: int, cuda: torch.device, fused: None) -
     check(result, one, (x, weight, bias))
     scaled = pcf.ops.linear_logsumexp(x, 20 * weight, bias, precision="ieee")
     check(scaled, one, (x, 20 * weight, bias))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((4608, 4100), torch.float32), ((8192, 8200), torch.float16), ((16384, 10000), torch.float32)],
+)
+def test_columns_that_fill_no_group_of_tiles(
+    shape: tuple[int, int], dtype: torch.dtype, cuda: torch.device, fused: None
+) -> None:
+    """The scheduler would pad groups of 4 with tiles that have no columns."""
+    x = generate("randn", (shape[0], 64), seed=1, device=cuda).to(dtype)
+    weight = (generate("randn", (shape[1], 64), seed=2, device=cuda) / 8).to(dtype)
+    bias = generate("randn", (shape[1],), seed=3, device=cuda).to(dtype)
+    bias[:128] += 20  # the first tile has the largest
+    with guarded():
+        result = pcf.ops.linear_logsumexp(x, weight, bias, precision="ieee")
+    check(result, one, (x, weight, bias))
 
 
 @pytest.mark.parametrize("size", KERNEL, ids=str)
