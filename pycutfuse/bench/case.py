@@ -86,13 +86,13 @@ class ExecutorCase:
 
 @dataclass(frozen=True)
 class SizesCase:
-    """`count` random problems of a family.
+    """`count` problems of a family: random ones, or a network's.
 
     Attributes
     ----------
     largest : int
         ``"linear"``: of M, N and K, each log-uniform from 1. ``"conv2d"``: elements of the input,
-        and of the result.
+        and of the result. ``"resnet50"``: images.
     compiled : int
         How many of them are also compared with torch.compile max-autotune.
     """
@@ -102,11 +102,15 @@ class SizesCase:
     largest: int
     compiled: int
     seed: int = 0
-    family: Literal["linear", "conv2d"] = "linear"
+    family: Literal["linear", "conv2d", "resnet50"] = "linear"
+    channels_last: bool = False
 
     def reduced(self) -> SizesCase:
         """This case at the size for the CPU."""
-        return replace(self, count=10, largest=256 if self.family == "linear" else 2**15)
+        count, largest = {"linear": (10, 256), "conv2d": (10, 2**15), "resnet50": (4, 1)}[
+            self.family
+        ]
+        return replace(self, count=count, largest=largest)
 
     def quick(self) -> SizesCase:
         """Fewer sizes, for a first look."""

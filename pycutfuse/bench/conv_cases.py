@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pycutfuse import nn as fused_nn
+from pycutfuse import program as steps
 from pycutfuse.bench.case import Case, SizesCase
 from pycutfuse.bench.shapes import ConvShape
 
@@ -34,6 +36,22 @@ class Conv2dBatchNormScale(nn.Module):
         """(N, C, H, W) to (N, K, P, Q)."""
         result: Tensor = self.bn(self.conv(x)) * self.scaling_factor
         return result
+
+
+class ConvBatchNormRelu(nn.Module):
+    """A convolution of a ResNet: relu(bn(conv(x)))."""
+
+    def __init__(self, shape: ConvShape) -> None:
+        super().__init__()
+        given = (shape.channels, shape.out_channels, shape.kernel, shape.stride, shape.padding)
+        self.conv = nn.Conv2d(*given, bias=False)
+        self.bn = nn.BatchNorm2d(shape.out_channels)
+        self.scaling_factor = 1.0  # of the module that replaces it
+        _formatted(self.conv, shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) to (N, K, P, Q)."""
+        return F.relu(self.bn(self.conv(x)))
 
 
 def _conv2d(shape: ConvShape) -> nn.Module:
@@ -67,6 +85,10 @@ def _fuse_batch_norm(reference: nn.Module) -> nn.Module:
     return fused_nn.Conv2dBatchNorm2dScale.from_torch(copy.deepcopy(reference))
 
 
+def _fuse_batch_norm_relu(reference: nn.Module) -> nn.Module:
+    return fused_nn.Conv2dBatchNorm2dScale.from_torch(reference, epilogue=(steps.relu(),))
+
+
 def conv2d(name: str, shape: ConvShape) -> Case:
     """Conv2d with a bias and nothing after it."""
     return Case(name, shape, False, "Conv2d", _conv2d, _fuse_conv2d)
@@ -97,7 +119,33 @@ CONV_CASES: tuple[Case | SizesCase, ...] = (
     *_founding(),
     *(_channels_last(case) for case in _founding()),
     SizesCase("conv_sizes", 24, GIGABYTE_OF_FLOATS, compiled=0, family="conv2d"),
+    SizesCase("resnet50", 23, 64, compiled=0, family="resnet50"),
+    SizesCase("resnet50_channels_last", 23, 64, compiled=0, family="resnet50", channels_last=True),
 )
+
+# Channels, side of the image, channels of the result, filter and stride of each that is distinct.
+RESNET50 = (
+    (3, 224, 64, 7, 2),
+    *((64, 56, 64, 1, 1), (64, 56, 64, 3, 1), (64, 56, 256, 1, 1), (256, 56, 64, 1, 1)),
+    *((256, 56, 128, 1, 1), (128, 56, 128, 3, 2), (128, 28, 512, 1, 1), (256, 56, 512, 1, 2)),
+    *((512, 28, 128, 1, 1), (128, 28, 128, 3, 1)),
+    *((512, 28, 256, 1, 1), (256, 28, 256, 3, 2), (256, 14, 1024, 1, 1), (512, 28, 1024, 1, 2)),
+    *((1024, 14, 256, 1, 1), (256, 14, 256, 3, 1)),
+    *((1024, 14, 512, 1, 1), (512, 14, 512, 3, 2), (512, 7, 2048, 1, 1), (1024, 14, 2048, 1, 2)),
+    *((2048, 7, 512, 1, 1), (512, 7, 512, 3, 1)),
+)
+
+
+def resnet50(case: SizesCase) -> list[Case]:
+    """The first `count` distinct convolutions of ResNet-50, with batch norm in eval and relu."""
+    found = []
+    for channels, side, features, kernel, stride in RESNET50[: case.count]:
+        sizes = (case.largest, channels, side, side, features)
+        shape = ConvShape(*sizes, kernel, stride, kernel // 2, channels_last=case.channels_last)
+        chain = "Conv2d, BatchNorm2d, relu"
+        parts = (shape, False, chain, ConvBatchNormRelu, _fuse_batch_norm_relu)
+        found.append(Case(str(shape), *parts))
+    return found
 
 
 def random_convolutions(case: SizesCase) -> list[ConvShape]:

@@ -135,7 +135,7 @@ class ExecutorResult:
 
 @dataclass(frozen=True)
 class SizeResult:
-    """One random size: medians in seconds by variant, empty if it failed or no GPU ran it.
+    """One size: medians in seconds by variant, empty if it failed or no GPU ran it.
 
     `path` and `reason` are those of `pycutfuse.bench.route.Route`. `first_ratio` is the ratio to
     eager before a loser was timed once more, None where it was not. `failure` is what it raised.
@@ -156,10 +156,11 @@ class SizeResult:
         """True if it ran, was verified and no check failed."""
         return not self.failure and bool(self.checks) and all(c.passed for c in self.checks)
 
-    def ratio(self, against: str = EAGER) -> float | None:
-        """Time of `against` over ours."""
-        ours, theirs = self.times.get(OURS), self.times.get(against)
-        return None if ours is None or theirs is None else theirs / ours
+    def ratio(self, against: str | None = None) -> float | None:
+        """Time of `against` over ours; by default of the faster of eager and what was compiled."""
+        names = (EAGER, COMPILE) if against is None else (against,)
+        ours, theirs = self.times.get(OURS), [self.times[n] for n in names if n in self.times]
+        return None if ours is None or not theirs else min(theirs) / ours
 
     def __str__(self) -> str:
         return self.shape
@@ -179,18 +180,18 @@ class SizesResult:
         """True if every size passed."""
         return bool(self.entries) and all(entry.passed for entry in self.entries)
 
-    def ratios(self, against: str = EAGER) -> list[float]:
-        """Ratios to `against` of the sizes that were timed."""
+    def ratios(self, against: str | None = None) -> list[float]:
+        """Of the sizes that were timed, as `SizeResult.ratio`."""
         return [r for entry in self.entries if (r := entry.ratio(against)) is not None]
 
     @property
     def losers(self) -> list[SizeResult]:
-        """Sizes where ours is still slower than eager allows after it was timed again."""
+        """Sizes where ours is still slower than PyTorch allows after it was timed again."""
         return [e for e in self.entries if (r := e.ratio()) is not None and r < NO_SLOWER]
 
     @property
     def comparable(self) -> list[float]:
-        """Ratios to eager of the sizes whose floor is long enough for kernels to decide."""
+        """Ratios of the sizes whose floor is long enough for kernels to decide."""
         return [
             r
             for e in self.entries
@@ -204,7 +205,7 @@ class SizesResult:
 
     @property
     def mean_of_all(self) -> float | None:
-        """Geometric mean of all ratios to eager."""
+        """Geometric mean of all ratios."""
         return geometric_mean(self.ratios()) if self.ratios() else None
 
     @property

@@ -1,4 +1,4 @@
-"""Random sizes beside eager PyTorch: of linear layers with gelu, and of convolutions."""
+"""Sizes beside eager PyTorch: random ones of linear layers and convolutions, and a network's."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pycutfuse._console import progress
 from pycutfuse.bench import flags, replay, route, timing, usage
 from pycutfuse.bench.case import Case, SizesCase
 from pycutfuse.bench.cases import at_shape
 from pycutfuse.bench.compare import DISTRIBUTIONS, compare_models, draw_weights
-from pycutfuse.bench.conv_cases import conv2d, random_convolutions
+from pycutfuse.bench.conv_cases import conv2d, random_convolutions, resnet50
 from pycutfuse.bench.problem import describe
 from pycutfuse.bench.results import (
+    COMPILE,
     COMPILE_TUNED,
     EAGER,
     NO_SLOWER,
@@ -32,6 +32,9 @@ from pycutfuse.bench.results import (
 from pycutfuse.bench.runner import TUNED, Options, draw_input, make_reference
 from pycutfuse.bench.shapes import Shape
 from pycutfuse.bench.timing import Settings
+
+DEFAULT = "default"
+"""Mode of torch.compile."""
 
 MAX_SETS = 8
 BIG_BYTES = 256_000_000
@@ -60,6 +63,8 @@ def random_sizes(case: SizesCase) -> list[tuple[int, int, int]]:
 
 def problems(case: SizesCase) -> list[Case]:
     """The problems of a case, in order."""
+    if case.family == "resnet50":
+        return resnet50(case)
     if case.family == "conv2d":
         return [conv2d(str(shape), shape) for shape in random_convolutions(case)]
     return [at_shape(*size) for size in random_sizes(case)]
@@ -74,7 +79,10 @@ def run_sizes(case: SizesCase, options: Options, device: torch.device) -> SizesR
         for index, problem in enumerate(problems(case)):
             tuned = options.compile and options.tuned and index < case.compiled
             try:
-                entry = _run(problem, DISTRIBUTIONS[index % 3], tuned, options, device)
+                compiled = TUNED if tuned else None
+                if case.family == "resnet50" and options.compile:
+                    compiled = DEFAULT
+                entry = _run(problem, DISTRIBUTIONS[index % 3], compiled, options, device)
             except Exception as error:  # the other sizes are still of interest
                 entry = SizeResult(_named(problem), [], failure=describe(error))
             entries.append(entry)
@@ -87,7 +95,7 @@ def run_sizes(case: SizesCase, options: Options, device: torch.device) -> SizesR
 def _run(
     case: Case,
     distribution: str,
-    tuned: bool,
+    compiled: str | None,
     options: Options,
     device: torch.device,
 ) -> SizeResult:
@@ -112,7 +120,7 @@ def _run(
     floor_s = work.floor(options.tier)[0]
     result = SizeResult(_named(case), checks, ran.path, ran.reason, floor_s)
     if device.type == "cuda" and result.passed:
-        result = _timed(result, reference, x, case.fused, tuned)
+        result = _timed(result, reference, x, case.fused, compiled)
     del reference, fused, x
     if work.bytes > BIG_BYTES:
         usage.release()
@@ -124,7 +132,7 @@ def _timed(
     reference: nn.Module,
     x: Tensor,
     fuse: Callable[[nn.Module], nn.Module],
-    tuned: bool,
+    compiled: str | None,
 ) -> SizeResult:
     held = usage.tensor_bytes([*reference.parameters(), x])
     # Weights rotate as well: they are the larger part where M is small.
@@ -132,8 +140,9 @@ def _timed(
     models = [reference, *(copy.deepcopy(reference) for _ in range(sets - 1))]
     inputs = [x, *(x.clone() for _ in range(sets - 1))]
     functions = {EAGER: _each(models, inputs), OURS: _each([fuse(m) for m in models], inputs)}
-    if tuned:
-        functions[COMPILE_TUNED] = _compiled(models, inputs)
+    if compiled is not None:
+        name = COMPILE_TUNED if compiled == TUNED else COMPILE
+        functions[name] = _compiled(models, inputs, compiled)
     with torch.no_grad():
         for function in functions.values():
             for _ in range(sets + 1):
@@ -142,7 +151,8 @@ def _timed(
     result = _with(result, timings)
     first = result.ratio()
     if first is not None and first < NO_SLOWER:
-        again = replay.interleave({n: functions[n] for n in (EAGER, OURS)}, sets, AGAIN)
+        rivals = (EAGER, COMPILE, OURS)
+        again = replay.interleave({n: functions[n] for n in rivals if n in functions}, sets, AGAIN)
         result = replace(_with(result, {**timings, **again}), first_ratio=first)
     return result
 
@@ -157,15 +167,16 @@ def _each(modules: list[nn.Module], inputs: list[Tensor]) -> Callable[[], object
     return timing.rotating(lambda module, x: module(x), pairs)
 
 
-def _compiled(models: list[nn.Module], inputs: list[Tensor]) -> Callable[[], object]:
-    def chain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.gelu(F.linear(x, weight, bias))
+def _compiled(models: list[nn.Module], inputs: list[Tensor], mode: str) -> Callable[[], object]:
+    """One graph for all models, whose parameters and buffers are its inputs."""
+
+    def chain(x: Tensor, tensors: dict[str, Tensor]) -> Any:
+        return torch.func.functional_call(models[0], tensors, (x,))
 
     torch.compiler.reset()
-    function = torch.compile(chain, mode=TUNED, dynamic=False)
-    linears: list[Any] = [model.linear for model in models]
-    triples = [(x, one.weight, one.bias) for x, one in zip(inputs, linears, strict=True)]
-    return timing.rotating(function, triples)
+    function = torch.compile(chain, mode=mode, dynamic=False)
+    states = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
+    return timing.rotating(function, list(zip(inputs, states, strict=True)))
 
 
 def _named(case: Case) -> str:

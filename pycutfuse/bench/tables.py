@@ -27,8 +27,13 @@ NOTHING = "-"
 SIZES = {
     "sizes": ("Random (M, N, K), log-uniform", "Linear, gelu"),
     "conv_sizes": ("Random convolutions, NCHW", "Conv2d"),
+    "resnet50": ("Convolutions of ResNet-50, 64 images, NCHW", "Conv2d, BatchNorm2d (eval), relu"),
+    "resnet50_channels_last": (
+        "Convolutions of ResNet-50, 64 images, channels_last",
+        "Conv2d, BatchNorm2d (eval), relu",
+    ),
 }
-"""Title and chain of each case of random sizes, by name."""
+"""Title and chain of each case of sizes, by name."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,9 @@ def sizes(results: Sequence[SizesResult]) -> Table:
     title, chain = SIZES.get(results[0].name, (results[0].name, ""))
     columns = [chain, "sizes", "verified"]
     if timed:
-        columns += ["taken", "slowest to eager", f"below {NO_SLOWER}x", "mean"]
+        compiled = any(result.ratios(COMPILE) for result in results)
+        slowest = "slowest to the faster of eager and compile" if compiled else "slowest to eager"
+        columns += ["taken", slowest, f"below {NO_SLOWER}x", "mean"]
         columns += ["mean, floor above 20 µs", "slowest to max-autotune"]
     rows = []
     for result in results:

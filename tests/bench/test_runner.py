@@ -179,14 +179,22 @@ def test_forced_policies_are_timed_with_the_policy_in_place(gpu, monkeypatch):
     assert entered.count("policy") == 3  # verified, warm, timed
 
 
-@pytest.mark.parametrize(("family", "tuned"), [("linear", True), ("conv2d", False)])
-def test_random_sizes_are_timed(gpu, family, tuned):
+@pytest.mark.parametrize(
+    ("family", "mode", "compiled"),
+    [
+        ("linear", sizes.TUNED, {COMPILE_TUNED}),
+        ("conv2d", None, set()),
+        ("resnet50", sizes.DEFAULT, {COMPILE}),
+    ],
+)
+def test_sizes_are_timed(gpu, family, mode, compiled):
     (case,) = sizes.problems(
         replace(SizesCase("sizes", 1, 64, 1, family=family).reduced(), count=1)
     )
+    case = case.reduced() if family == "resnet50" else case
     reference = runner.make_reference(case, TIERS["bf16"], CPU)
     (x,) = runner.make_inputs(case.shape, TIERS["bf16"], CPU, 1)[0]
     with torch.no_grad():
-        result = sizes._timed(sizes.SizeResult("size", []), reference, x, case.fused, tuned)
-    assert set(result.times) == {EAGER, OURS} | ({COMPILE_TUNED} if tuned else set())
+        result = sizes._timed(sizes.SizeResult("size", []), reference, x, case.fused, mode)
+    assert set(result.times) == {EAGER, OURS} | compiled
     assert result.regime == replay.REPLAY

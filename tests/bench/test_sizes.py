@@ -73,7 +73,7 @@ def test_a_size_that_is_wrong_or_raises_fails_and_has_no_speed(monkeypatch):
     assert all(entry.failure in ("", "RuntimeError: no kernel image") for entry in found.entries)
 
 
-def _timed(monkeypatch, *rounds, tuned=False):
+def _timed(monkeypatch, *rounds, compiled=None):
     """`_timed` of one size where each call of the sampler gives the next of `rounds`."""
     script, asked = iter(rounds), []
 
@@ -87,7 +87,7 @@ def _timed(monkeypatch, *rounds, tuned=False):
     case = at_shape(4, 5, 6)
     reference = make_reference(case, TIERS["ieee"], CPU)
     result = SizeResult("4x5x6", [GOOD])
-    return sizes._timed(result, reference, torch.rand(4, 6), case.fused, tuned), asked
+    return sizes._timed(result, reference, torch.rand(4, 6), case.fused, compiled), asked
 
 
 def test_a_loser_is_timed_once_more_and_longer(monkeypatch):
@@ -113,7 +113,7 @@ def test_the_compiled_chain_is_a_third_column(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", uncompiled)
     times = {EAGER: 2.0, OURS: 1.0, COMPILE_TUNED: 1.5}
-    result, asked = _timed(monkeypatch, times, tuned=True)
+    result, asked = _timed(monkeypatch, times, compiled=sizes.TUNED)
     assert asked[0][0] == [EAGER, OURS, COMPILE_TUNED]
     assert result.ratio(COMPILE_TUNED) == pytest.approx(1.5)
 
