@@ -55,9 +55,10 @@ Status why_not(const FusedConvProblem& problem, const DeviceProps& device) noexc
 }
 
 Status why_slower(const FusedConvProblem& problem, const DeviceProps& device) noexcept try {
-  if (conv::is_empty(problem.conv) || !why_not(problem, device).ok()) return {};
+  if (!conv::check_problem(problem, device).ok() || conv::is_empty(problem.conv)) return {};
   const bool products = conv::pointwise::why_not(problem, device).ok();
   const bool shifts = conv::shift::why_not(problem, device).ok();
+  if (!products && !shifts) return {};
   if (products && shifts && conv::shift::why_slower(problem, device).ok()) return {};
   return products ? conv::pointwise::why_slower(problem, device)
                   : conv::shift::why_slower(problem, device);
@@ -87,6 +88,9 @@ Status make_conv_plan(const FusedConvProblem& problem, const DeviceProps& device
 void destroy_conv_plan(ConvPlan* plan) noexcept { delete plan; }
 
 Status pack(const ConvPlan& plan, const ConstTensor4& weight, void* packed, void* stream) noexcept {
+  CUTFUSE_CHECK(
+      weight.data != nullptr && packed != nullptr && reinterpret_cast<uintptr_t>(packed) % 256 == 0,
+      Code::kInvalidValue, "weight must not be null and packed aligned to 256 bytes");
   CurrentDevice device;
   if (Status status = device.enter(plan.device().index); !status.ok()) return status;
   return static_cast<const conv::MechanismPlan&>(plan).pack(weight, packed, stream);

@@ -13,7 +13,8 @@ namespace cutfuse::conv {
 
 class MechanismPlan : public ConvPlan {
  public:
-  /// As the functions of cutfuse/conv.h, on the current device.
+  /// As the functions of cutfuse/conv.h, which have checked what pack() is given, on the current
+  /// device.
   virtual Status pack(const ConstTensor4& weight, void* packed, void* stream) const noexcept = 0;
   virtual Status launch(const ConvBuffers& buffers, void* stream) const noexcept = 0;
 };

@@ -167,9 +167,6 @@ std::unique_ptr<shift::PrepareParams> ShiftPlan::prepare_params(const ConstTenso
 }
 
 Status ShiftPlan::pack(const ConstTensor4& weight, void* packed, void* stream) const noexcept {
-  CUTFUSE_CHECK(weight.data != nullptr && packed != nullptr &&
-                    reinterpret_cast<uintptr_t>(packed) % kAlignment == 0,
-                Code::kInvalidValue, "weight must not be null and packed aligned to 256 bytes");
   const auto params = prepare_params(weight, packed);
   CUTFUSE_CHECK(params != nullptr, Code::kOutOfMemory, "no host memory for the launch");
   return shift::prepare(*params, stream);

@@ -77,11 +77,10 @@ def run_sizes(case: SizesCase, options: Options, device: torch.device) -> SizesR
     with flags.fp32_precision(options.at.tf32):
         in_force = flags.in_force()
         for index, problem in enumerate(problems(case)):
-            tuned = options.compile and options.tuned and index < case.compiled
+            tuned = TUNED if options.tuned and index < case.compiled else None
+            mode = DEFAULT if case.family == "resnet50" else tuned
+            compiled = mode if options.compile else None
             try:
-                compiled = TUNED if tuned else None
-                if case.family == "resnet50" and options.compile:
-                    compiled = DEFAULT
                 entry = _run(problem, DISTRIBUTIONS[index % 3], compiled, options, device)
             except Exception as error:  # the other sizes are still of interest
                 entry = SizeResult(_named(problem), [], failure=describe(error))

@@ -141,10 +141,7 @@ class TorchConv(PackedModule, _ConvNd):
         # or weight_norm took a parameter out of them.
         parameters: dict[str, Any] = self._parameters
         if "weight" in parameters and "bias" in parameters:
-            weight, bias = (
-                cast(Tensor, parameters["weight"]),
-                cast("Tensor | None", parameters["bias"]),
-            )
+            weight, bias = parameters["weight"], parameters["bias"]
         else:
             weight, bias = self.weight, self.bias
         if output_padding is None:

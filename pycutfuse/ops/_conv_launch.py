@@ -44,7 +44,6 @@ class ConvRecipe:
     after_operands: Operands
     norm_dtypes: tuple[int, int]  # of the batch norm's parameters, and of its statistics
     by_pixels: bool  # whether pixels are multiplied as a matrix
-    aligned: bool  # whether x and weight must start at a multiple of `ALIGNMENT`
 
 
 def _problem(call: Call, shape: tuple[int, ...], tier: str, channels_last: bool) -> ConvProblem:
@@ -134,7 +133,6 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
         outer,
         _launch._norm_dtypes(call.statistics),
         by_pixels,
-        by_pixels and x.dtype is not torch.float32,
     )
 
 
@@ -314,7 +312,8 @@ def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor
     # Copies are kept by the names they replace until the launch is queued.
     if recipe.copies_x:
         x = x.contiguous()
-    if recipe.aligned and (x.data_ptr() | weight.data_ptr()) % ALIGNMENT:
+    narrow = recipe.by_pixels and recipe.dtype is not torch.float32
+    if narrow and (x.data_ptr() | weight.data_ptr()) % ALIGNMENT:
         recipe, x, weight = _aligned(recipe, x, weight)
     if recipe.operands.copies:
         operands = _conv_layout.copied(recipe.operands, operands, recipe.by_pixels)

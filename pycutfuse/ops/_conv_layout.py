@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pycutfuse.ops._layout import Operands, factor_view, view_of
+from pycutfuse.ops._layout import Operands, factor_view, operands_of
 from pycutfuse.support import dtype_code
 
 OPERAND_REASON = "an operand that is neither a scalar, nor one value per channel, nor a full tensor"
@@ -81,17 +81,12 @@ def by_pixels(
     bias: Tensor | None, operands: Sequence[Tensor], shape: tuple[int, ...], channels_last: bool
 ) -> Operands:
     """As `by_planes`, of a matrix of pixels, which takes whatever broadcasts to `shape`."""
-    flat: list[int] = []
-    copies = []
-    if bias is not None:
-        flat += (0, bias.stride(0), 0, dtype_code(bias.dtype))
-    for at, operand in enumerate(operands, len(flat) // 4):
-        pixels = operand.expand(shape).movedim(-3, -1)
-        view = view_of(pixels, pixels.shape)
-        flat += (0, view.col_stride, view.row_stride, dtype_code(operand.dtype))
-        if view.copy:
-            copies.append(at)
-    return Operands(flat, tuple(copies), shape)
+    own = () if bias is None else (bias,)
+    pixels = [operand.expand(shape).movedim(-3, -1) for operand in operands]
+    made = operands_of((*own, *pixels), (*shape[:-3], *shape[-2:], shape[-3]))
+    flat = made.flat
+    flat[1::4], flat[2::4] = flat[2::4], flat[1::4]  # channels first
+    return Operands(flat, made.copies, shape)
 
 
 def copied(layout: Operands, operands: Sequence[Tensor], by_pixels: bool) -> list[Tensor]:
