@@ -61,6 +61,7 @@ class GemmPolicy:
     split_k: int
     arch: int  # 90: wgmma and TMA, 80: mma.sync and cp.async, 0 in a plan: no tensor cores
     element: int  # DType of what is multiplied: 1 float16 (planes or tensors), 2 bfloat16
+    source: int  # of A: 0 a matrix, 1 images, within a ConvPolicy
     def __init__(
         self,
         tile_m: int,
@@ -72,6 +73,7 @@ class GemmPolicy:
         split_k: int = 1,
         arch: int = 90,
         element: int = 1,
+        source: int = 0,
     ) -> None: ...
     def __eq__(self, other: object) -> bool: ...
     def __repr__(self) -> str: ...
@@ -239,7 +241,7 @@ def merge_logsumexp_partials(
 class ConvPolicy:
     """How a convolution is computed; its repr is code that can be pasted back."""
 
-    tile_n: int  # pixels of one tensor-core instruction; 0: a matrix product of pixels, by `gemm`
+    tile_n: int  # pixels of one tensor-core instruction; 0: a matrix product, by `gemm`
     planes: int  # fp16 planes of x and of the weight: 2 at ieee
     element: int  # DType of the planes, or of the tensors: 1 float16, 2 bfloat16
     m_blocks: int  # of 64 output channels at once

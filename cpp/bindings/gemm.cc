@@ -9,7 +9,7 @@ namespace {
 
 GemmPolicy make_policy(int32_t tile_m, int32_t tile_n, int32_t cluster_m, int32_t promote_k,
                        int32_t raster, int32_t swizzle, int32_t split_k, int32_t arch,
-                       int32_t element) {
+                       int32_t element, int32_t source) {
   GemmPolicy policy;
   policy.tile_m = tile_m;
   policy.tile_n = tile_n;
@@ -20,6 +20,7 @@ GemmPolicy make_policy(int32_t tile_m, int32_t tile_n, int32_t cluster_m, int32_
   policy.split_k = split_k;
   policy.arch = arch;
   policy.element = static_cast<DType>(element);
+  policy.source = static_cast<Source>(source);
   return policy;
 }
 
@@ -49,7 +50,8 @@ void add_gemm(py::module_& module) {
   using namespace py::literals;
   py::class_<GemmPolicy>(module, "GemmPolicy")
       .def(py::init(&make_policy), "tile_m"_a, "tile_n"_a, "cluster_m"_a = 1, "promote_k"_a = 64,
-           "raster"_a = 0, "swizzle"_a = 1, "split_k"_a = 1, "arch"_a = 90, "element"_a = 1)
+           "raster"_a = 0, "swizzle"_a = 1, "split_k"_a = 1, "arch"_a = 90, "element"_a = 1,
+           "source"_a = 0)
       .def_readwrite("tile_m", &GemmPolicy::tile_m)
       .def_readwrite("tile_n", &GemmPolicy::tile_n)
       .def_readwrite("cluster_m", &GemmPolicy::cluster_m)
@@ -63,6 +65,9 @@ void add_gemm(py::module_& module) {
       .def_property(
           "element", [](const GemmPolicy& policy) { return static_cast<int32_t>(policy.element); },
           [](GemmPolicy& policy, int32_t element) { policy.element = static_cast<DType>(element); })
+      .def_property(
+          "source", [](const GemmPolicy& policy) { return static_cast<int32_t>(policy.source); },
+          [](GemmPolicy& policy, int32_t source) { policy.source = static_cast<Source>(source); })
       .def(
           "__eq__", [](const GemmPolicy& a, const GemmPolicy& b) { return a == b; },
           py::is_operator())

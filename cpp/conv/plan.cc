@@ -2,7 +2,9 @@
 /// Which mechanism runs a convolution, and the contract's functions on it.
 #include "conv/plan.h"
 
+#include <algorithm>
 #include <new>
+#include <utility>
 
 #include "conv/problem.h"
 #include "core/current_device.h"
@@ -44,6 +46,22 @@ bool is_pointwise(const FusedConvProblem& problem, const DeviceProps& device) {
 }
 
 }  // namespace
+
+Status turn(const ConvBuffers& buffers, Operand* operands, Operand* after_operands) noexcept {
+  const auto turned = [](const Operand* from, int32_t count, Operand* to) {
+    std::transform(from, from + count, to, [](Operand operand) {
+      std::swap(operand.row_stride, operand.col_stride);
+      return operand;
+    });
+  };
+  const int32_t count = std::max(buffers.operand_count, buffers.after_operand_count);
+  CUTFUSE_CHECK(count <= kMaxSteps, Code::kInvalidValue, "%d operands; a program has at most %d",
+                count, kMaxSteps);
+  turned(buffers.operands, buffers.operand_count, operands);
+  turned(buffers.after_operands, buffers.after_operand_count, after_operands);
+  return {};
+}
+
 }  // namespace conv
 
 Status why_not(const FusedConvProblem& problem, const DeviceProps& device) noexcept try {
@@ -74,9 +92,12 @@ Status make_conv_plan(const FusedConvProblem& problem, const DeviceProps& device
   if (conv::is_empty(problem.conv)) {
     made = std::make_unique<conv::EmptyPlan>(problem, device);
   } else {
-    const bool pointwise =
+    const bool product =
         forced != nullptr ? forced->tile_n == 0 : conv::is_pointwise(problem, device);
-    const auto make = pointwise ? conv::pointwise::make_plan : conv::shift::make_plan;
+    const bool implicit = forced != nullptr && forced->gemm.source == Source::kImages;
+    const auto make = !product   ? conv::shift::make_plan
+                      : implicit ? conv::implicit::make_plan
+                                 : conv::pointwise::make_plan;
     if (Status status = make(problem, device, forced, &made); !status.ok()) return status;
   }
   *plan = made.release();

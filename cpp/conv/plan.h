@@ -37,4 +37,15 @@ Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
                  const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan);
 }  // namespace pointwise
 
+/// As the product of a matrix that is gathered from images whose channels lie side by side:
+/// conv/implicit/. No times were measured yet, so that it runs only where a policy is forced.
+namespace implicit {
+Status why_not(const FusedConvProblem& problem, const DeviceProps& device);
+Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
+                 const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan);
+}  // namespace implicit
+
+/// The operands of a call with strides as those of rows and columns: pixels and channels.
+Status turn(const ConvBuffers& buffers, Operand* operands, Operand* after_operands) noexcept;
+
 }  // namespace cutfuse::conv

@@ -1,11 +1,9 @@
 /// \file
 /// A 1x1 convolution as a linear layer of its pixels: problem and buffers in the words of
 /// cutfuse/fused.h, whose plan does the rest.
-#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "conv/plan.h"
@@ -38,17 +36,6 @@ Status as_linear(const FusedConvProblem& problem, FusedProblem* linear) {
   linear->weight_planes = problem.packed_weight && !narrow;
   linear->x_leading = narrow ? problem.pixel_stride : 0;
   linear->weight_leading = narrow ? p.channels : 0;
-  return {};
-}
-
-/// Strides of channels and pixels, as those of rows and columns.
-Status turn(const Operand* operands, int32_t count, Operand* turned) noexcept {
-  CUTFUSE_CHECK(count <= kMaxSteps, Code::kInvalidValue, "%d operands; a program has at most %d",
-                count, kMaxSteps);
-  std::transform(operands, operands + count, turned, [](Operand operand) {
-    std::swap(operand.row_stride, operand.col_stride);
-    return operand;
-  });
   return {};
 }
 
@@ -123,11 +110,7 @@ Status PointwisePlan::launch(const ConvBuffers& buffers, void* stream) const noe
         reinterpret_cast<const int32_t*>(static_cast<const char*>(buffers.packed) + words_at_);
   }
   Operand operands[kMaxSteps], after_operands[kMaxSteps];
-  for (const auto& [from, count, to] :
-       {std::tuple(buffers.operands, buffers.operand_count, operands),
-        std::tuple(buffers.after_operands, buffers.after_operand_count, after_operands)}) {
-    if (Status status = turn(from, count, to); !status.ok()) return status;
-  }
+  if (Status status = turn(buffers, operands, after_operands); !status.ok()) return status;
   linear.operands = operands;
   linear.operand_count = buffers.operand_count;
   linear.after_operands = after_operands;

@@ -7,6 +7,7 @@
 
 #include "conv/problem.h"
 #include "core/status.h"
+#include "gemm/launcher.h"
 
 namespace cutfuse {
 namespace conv {
@@ -216,6 +217,18 @@ int32_t compiled_policies(ConvPolicy* policies, int32_t capacity) noexcept {
       policies[found].tile_n = all[i].tile_n;
       policies[found].planes = all[i].planes;
       policies[found].element = all[i].element;
+    }
+    ++found;
+  }
+  int32_t gemms = 0;
+  const gemm::Instance* gathers = gemm::instances(&gemms);
+  for (int32_t i = 0; i < gemms; ++i) {
+    if (gathers[i].source != Source::kImages) continue;
+    if (found < capacity) {
+      policies[found] = ConvPolicy{};
+      policies[found].planes = gathers[i].promote_k > 0 ? 2 : 1;
+      policies[found].element = gathers[i].element;
+      policies[found].gemm = gemm::policy_of(gathers[i]);
     }
     ++found;
   }

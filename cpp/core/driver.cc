@@ -84,6 +84,37 @@ Status encode_boxes(const TensorBoxes& boxes, CUtensorMap* map) noexcept {
   return {};
 }
 
+Status encode_images(const ImageBoxes& boxes, CUtensorMap* map) noexcept {
+  constexpr char kName[] = "cuTensorMapEncodeIm2col";
+  static const auto encode =
+      reinterpret_cast<decltype(&cuTensorMapEncodeIm2col)>(entry_point(kName));
+  if (encode == nullptr) return no_entry_point(kName);
+  constexpr cuuint32_t kBoxChannels = 64;
+  const auto number = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const cuuint64_t sizes[] = {number(boxes.channels), number(boxes.width), number(boxes.height),
+                              number(boxes.images)};
+  const cuuint64_t pixel = number(boxes.pixel_stride * size_of(boxes.dtype));
+  const cuuint64_t strides[] = {pixel, pixel * sizes[1], pixel * sizes[1] * sizes[2]};
+  const int lower[] = {boxes.lower_w, boxes.lower_h};
+  const int upper[] = {boxes.upper_w, boxes.upper_h};
+  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(boxes.stride_w),
+                              static_cast<cuuint32_t>(boxes.stride_h), 1};
+  const CUtensorMapDataType type = boxes.dtype == DType::kBFloat16
+                                       ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const CUresult result =
+      encode(map, type, 4, const_cast<void*>(boxes.data), sizes, strides, lower, upper,
+             kBoxChannels, static_cast<cuuint32_t>(boxes.box_pixels), steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CUTFUSE_CHECK(result == CUDA_SUCCESS, Code::kCuda,
+                "%s refused %lld images of %lld x %lld x %lld at %p (driver error %d)", kName,
+                static_cast<long long>(boxes.images), static_cast<long long>(boxes.height),
+                static_cast<long long>(boxes.width), static_cast<long long>(boxes.channels),
+                boxes.data, static_cast<int>(result));
+  return {};
+}
+
 Status encode_output_map(const Matrix& out, int64_t rows, int64_t columns, int64_t count,
                          int64_t plane_stride, int box_rows, CUtensorMap* map) noexcept {
   const auto encode = encoder();

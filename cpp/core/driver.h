@@ -34,4 +34,22 @@ bool can_encode(const TensorBoxes& boxes) noexcept;
 /// A tensor map that reads boxes; values outside of the tensor are zero.
 Status encode_boxes(const TensorBoxes& boxes, CUtensorMap* map) noexcept;
 
+/// Images [image][height][width][channels] of 16-bit values, of which a box has 64 channels of
+/// `box_pixels` pixels. Those are walked over line by line and image by image, from the lower
+/// corner on, by the strides, up to but without size + upper corner; pixels outside of the image
+/// are zero.
+struct ImageBoxes {
+  const void* data = nullptr;  ///< a multiple of 16 bytes
+  DType dtype = DType::kFloat16;
+  int64_t channels = 0, width = 0, height = 0, images = 0;
+  int64_t pixel_stride = 0;          ///< elements, a multiple of 8
+  int32_t lower_w = 0, lower_h = 0;  ///< corners: -128 to 127
+  int32_t upper_w = 0, upper_h = 0;
+  int32_t stride_w = 1, stride_h = 1;  ///< 1 to 8
+  int32_t box_pixels = 0;
+};
+
+/// A tensor map that reads such boxes (128-byte swizzle in shared memory).
+Status encode_images(const ImageBoxes& boxes, CUtensorMap* map) noexcept;
+
 }  // namespace cutfuse

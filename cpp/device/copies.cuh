@@ -1,5 +1,6 @@
 /// \file
-/// Copies from global to shared memory that a thread does not wait for: what sm_80 and later share.
+/// Shared memory by address, and copies from global memory that a thread does not wait for: what
+/// sm_80 and later share.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,6 +11,22 @@ namespace cutfuse {
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// What the launch gives of shared memory.
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char shared[];
+  return shared;
+}
+
+/// Two words at a multiple of 8.
+__device__ __forceinline__ int2 load_shared(uint32_t address) {
+  int2 words;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+               : "=r"(words.x), "=r"(words.y)
+               : "r"(address)
+               : "memory");
+  return words;
 }
 
 __device__ __forceinline__ void commit_copies() {

@@ -61,10 +61,11 @@ class TwoPlans final : public ChainPlan {
       first.out = {between, leading, gemm.dtype};
       second.x = {between, leading, 1, gemm.dtype};
     }
-    if (Status status = first_->launch(first, nullptr, between, stream); !status.ok()) {
+    if (Status status = first_->launch(first, Linked{nullptr, nullptr, between}, stream);
+        !status.ok()) {
       return status;
     }
-    return second_->launch(second, between, nullptr, stream);
+    return second_->launch(second, Linked{between}, stream);
   }
 
  private:

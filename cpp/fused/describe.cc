@@ -11,7 +11,7 @@ std::string FusedPlan::describe() const {
     return "nothing to do: the output is empty";
   }
   std::string text;
-  if (planes() > 0) {
+  if (planes() > 0 && !links_.reads_images) {
     const std::string into =
         planes() == 2 ? " into two scaled fp16 planes" : " into one scaled fp16 plane";
     std::string what = links_.reads_planes ? "" : "x";

@@ -2,6 +2,8 @@
 /// FusedProblem x DeviceProps -> stages and one workspace arena; launch() runs them in order.
 #include "fused/plan.h"
 
+#include <algorithm>
+#include <iterator>
 #include <new>
 
 #include "batch_norm/kernels.h"
@@ -53,7 +55,7 @@ Status FusedPlan::lay_out() {
     fits = fits && arena_.add(layout.plane_bytes, data) && arena_.add(layout.word_bytes, words);
     return {};
   };
-  if (planes() > 0 && !links_.reads_planes) {
+  if (splits_x()) {
     if (Status status = add_planes(m, &x_planes_, &x_words_); !status.ok()) return status;
   }
   if (planes() > 0 && !problem_.weight_planes) {
@@ -82,13 +84,13 @@ Status FusedPlan::lay_out() {
   }
   if (skinny()) return {};
   const gemm::OperandLayout layout{leading_of(problem_.x_leading, k),
-                                   leading_of(problem_.weight_leading, k)};
+                                   leading_of(problem_.weight_leading, k), links_.images};
   gemm_ = gemm::find_instance(policy_)->bind(problem_.gemm, policy_, layout, device_);
   return {};
 }
 
 Status FusedPlan::check(const FusedBuffers& buffers) const noexcept {
-  const bool linked_x = links_.reads_planes;
+  const bool linked_x = links_.reads_planes || links_.reads_images;
   const bool linked_out = links_.writes_planes;
   if ((!linked_x && buffers.x.data == nullptr) || buffers.weight.data == nullptr ||
       (!linked_out && buffers.out.data == nullptr)) {
@@ -108,6 +110,7 @@ Status FusedPlan::check(const FusedBuffers& buffers) const noexcept {
   }
   if (dtype != DType::kFloat32) {
     for (const ConstMatrix* operand : {&buffers.x, &buffers.weight}) {
+      if (operand == &buffers.x && links_.reads_images) continue;
       const int64_t leading = operand == &buffers.x ? problem_.x_leading : problem_.weight_leading;
       CUTFUSE_CHECK(
           reinterpret_cast<uintptr_t>(operand->data) % 16 == 0 && operand->col_stride == 1 &&
@@ -177,8 +180,8 @@ Status FusedPlan::bind_programs(const FusedBuffers& buffers, gemm::EpilogueArgum
   return status;
 }
 
-Status FusedPlan::bind(const FusedBuffers& buffers, const void* x_planes, void* out_planes,
-                       gemm::GemmCall* call, DeviceProgram* after) const noexcept {
+Status FusedPlan::bind(const FusedBuffers& buffers, const Linked& linked, gemm::GemmCall* call,
+                       DeviceProgram* after) const noexcept {
   void* workspace = buffers.workspace;
   const auto [m, n, k, precision, dtype] = problem_.gemm;
   gemm::EpilogueArguments& epilogue = call->epilogue;
@@ -187,23 +190,26 @@ Status FusedPlan::bind(const FusedBuffers& buffers, const void* x_planes, void* 
   epilogue.a = buffers.x;
   epilogue.b = buffers.weight;
   if (planes() == 0) {
-    call->a_planes = buffers.x.data;
+    call->a_planes = links_.reads_images ? linked.x_planes : buffers.x.data;
     call->b_planes = buffers.weight.data;
   } else {
-    call->a_planes = links_.reads_planes ? x_planes : at<void>(workspace, x_planes_);
+    call->a_planes = splits_x() ? at<void>(workspace, x_planes_) : linked.x_planes;
     call->b_planes =
         problem_.weight_planes ? buffers.weight_planes : at<void>(workspace, weight_planes_);
     epilogue.b_words =
         problem_.weight_planes ? buffers.weight_words : at<int32_t>(workspace, weight_words_);
     if (links_.reads_planes) {
       epilogue.a_exponent = gemm::kBoundedExponent;
-      epilogue.a = {x_planes, leading_of(0, k), 1, DType::kFloat16};
+      epilogue.a = {linked.x_planes, leading_of(0, k), 1, DType::kFloat16};
     } else {
-      epilogue.a_words = at<int32_t>(workspace, x_words_);
+      epilogue.a_words = splits_x() ? at<int32_t>(workspace, x_words_) : linked.x_words;
     }
+    std::copy(std::begin(linked.x_strides), std::end(linked.x_strides), epilogue.x_strides);
+    std::copy(std::begin(linked.weight_strides), std::end(linked.weight_strides),
+              epilogue.weight_strides);
   }
   if (links_.writes_planes) {
-    epilogue.out = {out_planes, leading_of(0, n), DType::kFloat16};
+    epilogue.out = {linked.out_planes, leading_of(0, n), DType::kFloat16};
     epilogue.out_planes = planes();
   } else if (reduces_rows()) {
     epilogue.row_partials = at<LogSumExpPartial>(workspace, partials_);
@@ -241,13 +247,13 @@ Status FusedPlan::split_operands(const FusedBuffers& buffers, void* stream) cons
   const SplitJob x{buffers.x, m, at<void>(workspace, x_planes_), at<int32_t>(workspace, x_words_)};
   const SplitJob weight{buffers.weight, n, at<void>(workspace, weight_planes_),
                         at<int32_t>(workspace, weight_words_)};
-  if (!links_.reads_planes) {
+  if (splits_x()) {
     return split(x, problem_.weight_planes ? nullptr : &weight, k, planes(), stream);
   }
   return problem_.weight_planes ? Status{} : split(weight, nullptr, k, planes(), stream);
 }
 
-Status FusedPlan::launch(const FusedBuffers& buffers, const void* x_planes, void* out_planes,
+Status FusedPlan::launch(const FusedBuffers& buffers, const Linked& linked,
                          void* stream) const noexcept {
   if (empty()) {
     return {};
@@ -255,7 +261,7 @@ Status FusedPlan::launch(const FusedBuffers& buffers, const void* x_planes, void
   if (Status status = check(buffers); !status.ok()) return status;
   gemm::GemmCall call;
   DeviceProgram after;
-  if (Status status = bind(buffers, x_planes, out_planes, &call, &after); !status.ok()) {
+  if (Status status = bind(buffers, linked, &call, &after); !status.ok()) {
     return status;
   }
   if (planes() > 0) {
@@ -298,7 +304,7 @@ Status FusedPlan::launch(const FusedBuffers& buffers, const void* x_planes, void
 }
 
 Status make(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy* forced,
-            Links links, std::unique_ptr<FusedPlan>* plan) noexcept {
+            const Links& links, std::unique_ptr<FusedPlan>* plan) noexcept {
   if (Status status = why_not(problem, device); !status.ok()) return status;
   try {
     FusedProblem canonical = problem;
@@ -369,7 +375,7 @@ void destroy_plan(Plan* plan) noexcept { delete plan; }
 Status run(const Plan& plan, const FusedBuffers& buffers, void* stream) noexcept {
   CurrentDevice device;
   if (Status status = device.enter(plan.device().index); !status.ok()) return status;
-  return static_cast<const fused::FusedPlan&>(plan).launch(buffers, nullptr, nullptr, stream);
+  return static_cast<const fused::FusedPlan&>(plan).launch(buffers, {}, stream);
 }
 
 }  // namespace cutfuse

@@ -32,10 +32,22 @@ T* at(void* workspace, int64_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
 }
 
-/// What a contraction of a chain shares with its neighbour.
+/// What a contraction shares with what runs before and after it.
 struct Links {
   bool reads_planes = false;   ///< x comes as planes at gemm::kBoundedExponent, unless 16-bit
   bool writes_planes = false;  ///< out goes as such planes, unless 16-bit
+  /// x comes as planes of `images` with words of their own, unless 16-bit; so does the weight, and
+  /// k is padded as they are.
+  bool reads_images = false;
+  gemm::Images images = {};
+};
+
+/// Where the links' tensors are in one call.
+struct Linked {
+  const void* x_planes = nullptr;    ///< or the 16-bit images
+  const int32_t* x_words = nullptr;  ///< of images
+  void* out_planes = nullptr;
+  int64_t x_strides[4] = {}, weight_strides[4] = {};  ///< as gemm::EpilogueArguments has them
 };
 
 /// GemmPolicy::arch of plans without tensor cores; split_k is all that their policies say.
@@ -45,7 +57,7 @@ inline constexpr int32_t kSkinny = 0;
 bool is_skinny(const FusedProblem& problem) noexcept;
 
 /// Whether the program may run in a pass of its own, after the parts of K are added.
-bool may_split_k(const FusedProblem& problem, Links links) noexcept;
+bool may_split_k(const FusedProblem& problem, const Links& links) noexcept;
 
 /// Whether `program` is one step at most, and that one bounds.
 bool has_bounds_only(const Program& program, float* lowest, float* highest) noexcept;
@@ -56,16 +68,16 @@ int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
                           const DeviceProps& device) noexcept;
 
 /// kNotSupported or kInvalidValue unless `policy` is compiled and runs the problem.
-Status check(const FusedProblem& problem, const GemmPolicy& policy, Links links);
+Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links& links);
 
 /// The policy of a plan for which none is forced.
-GemmPolicy select_policy(const FusedProblem& problem, Links links,
+GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
                          const DeviceProps& device) noexcept;
 
 class FusedPlan final : public Plan {
  public:
   FusedPlan(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy& policy,
-            Links links)
+            const Links& links)
       : problem_(problem),
         device_(device),
         policy_(policy),
@@ -79,9 +91,8 @@ class FusedPlan final : public Plan {
   std::string describe() const override;
 
   Status lay_out();
-  /// `x_planes` and `out_planes` are what the links say, on the current device.
-  Status launch(const FusedBuffers& buffers, const void* x_planes, void* out_planes,
-                void* stream) const noexcept;
+  /// On the current device.
+  Status launch(const FusedBuffers& buffers, const Linked& linked, void* stream) const noexcept;
 
  private:
   FusedProblem problem_;
@@ -97,6 +108,7 @@ class FusedPlan final : public Plan {
   /// Whether no tensor cores are used: few rows, summed in fp32 as they are.
   bool skinny() const { return policy_.arch == kSkinny; }
   int32_t planes() const { return skinny() ? 0 : plane_count(problem_.gemm); }
+  bool splits_x() const { return planes() > 0 && !links_.reads_planes && !links_.reads_images; }
   bool empty() const { return problem_.gemm.m == 0 || problem_.gemm.n == 0; }
   bool training() const { return problem_.tail == Tail::kBatchNormTrain; }
   /// Whether the program runs in a pass after the contraction, which adds the parts of K.
@@ -111,14 +123,14 @@ class FusedPlan final : public Plan {
   int64_t partial_count() const;
   Status check(const FusedBuffers& buffers) const noexcept;
   Status split_operands(const FusedBuffers& buffers, void* stream) const noexcept;
-  Status bind(const FusedBuffers& buffers, const void* x_planes, void* out_planes,
-              gemm::GemmCall* call, DeviceProgram* after) const noexcept;
+  Status bind(const FusedBuffers& buffers, const Linked& linked, gemm::GemmCall* call,
+              DeviceProgram* after) const noexcept;
   Status bind_programs(const FusedBuffers& buffers, gemm::EpilogueArguments* epilogue,
                        DeviceProgram* after) const noexcept;
 };
 
 /// Plans one contraction; `forced` may be null.
 Status make(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy* forced,
-            Links links, std::unique_ptr<FusedPlan>* plan) noexcept;
+            const Links& links, std::unique_ptr<FusedPlan>* plan) noexcept;
 
 }  // namespace cutfuse::fused

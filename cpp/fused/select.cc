@@ -26,8 +26,8 @@ bool is_skinny(const FusedProblem& problem) noexcept {
   return problem.tail == Tail::kNone && std::min(m, n) <= skinny::kMostRows;
 }
 
-bool may_split_k(const FusedProblem& problem, Links links) noexcept {
-  return problem.tail == Tail::kNone && !links.writes_planes;
+bool may_split_k(const FusedProblem& problem, const Links& links) noexcept {
+  return problem.tail == Tail::kNone && !links.writes_planes && !links.reads_images;
 }
 
 bool has_bounds_only(const Program& program, float* lowest, float* highest) noexcept {
@@ -44,7 +44,7 @@ int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
   return fits ? gemm::blocks_of_whole_columns(problem.gemm, policy, device) : 0;
 }
 
-GemmPolicy select_policy(const FusedProblem& problem, Links links,
+GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
                          const DeviceProps& device) noexcept {
   const auto [m, n, k, precision, dtype] = problem.gemm;
   if (may_split_k(problem, links) && !links.reads_planes && is_skinny(problem)) {
@@ -53,7 +53,8 @@ GemmPolicy select_policy(const FusedProblem& problem, Links links,
     policy.split_k = skinny::select_parts(m, n, k, device.sm_count).parts;
     return policy;
   }
-  GemmPolicy policy = cutfuse::select_policy(problem.gemm, device);
+  const Source source = links.reads_images ? Source::kImages : Source::kMatrix;
+  GemmPolicy policy = gemm::select_policy(problem.gemm, source, device);
   if (may_split_k(problem, links)) policy.split_k = select_split_k(problem.gemm, policy, device);
   if (pads_partials(problem, policy)) policy.swizzle = 1;
   GemmPolicy by_columns = policy;
@@ -62,7 +63,7 @@ GemmPolicy select_policy(const FusedProblem& problem, Links links,
   return exchanging_blocks(problem, by_columns, device) != 0 ? by_columns : policy;
 }
 
-Status check(const FusedProblem& problem, const GemmPolicy& policy, Links links) {
+Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links& links) {
   const bool skinny = policy.arch == kSkinny;
   CUTFUSE_CHECK(policy.split_k >= 1 && (!skinny || !links.reads_planes), Code::kNotSupported,
                 "%s: split_k must be at least 1, and planes be multiplied by tensor cores",
@@ -70,6 +71,9 @@ Status check(const FusedProblem& problem, const GemmPolicy& policy, Links links)
   if (!skinny) {
     if (Status status = check_policy(problem.gemm, policy); !status.ok()) return status;
   }
+  CUTFUSE_CHECK((policy.source == Source::kImages) == links.reads_images, Code::kNotSupported,
+                "%s: images are what convolutions multiply, and nothing else",
+                to_string(policy).c_str());
   CUTFUSE_CHECK((policy.split_k == 1 && !skinny) || may_split_k(problem, links),
                 Code::kNotSupported,
                 "%s splits K, which a reduction after the contraction does not allow",

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "device/copies.cuh"
+
 namespace cutfuse::gemm {
 
 /// One thread's accumulators of the 16x8 results that both wgmma and mma.sync are made of: value
@@ -38,12 +40,7 @@ struct FragmentCoordinates {
 
   /// Two words of slot `slot`, which is kSlotColumns wide, for column pair j.
   __device__ __forceinline__ int2 read_slot(int slot, int j) const {
-    int2 words;
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                 : "=r"(words.x), "=r"(words.y)
-                 : "r"(staged + (slot * kSlotColumns + 8 * j) * 4)
-                 : "memory");
-    return words;
+    return load_shared(staged + (slot * kSlotColumns + 8 * j) * 4);
   }
   __device__ __forceinline__ void read_staged(int operand, int j, float* pair) const {
     const int2 words = read_slot(operand + 1, j);

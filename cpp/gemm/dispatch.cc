@@ -12,7 +12,8 @@ const Instance* find_instance(const GemmPolicy& policy) noexcept {
   const Instance* found = std::find_if(all, all + count, [&](const Instance& instance) {
     return instance.arch == policy.arch && instance.element == policy.element &&
            instance.tile_m == policy.tile_m && instance.tile_n == policy.tile_n &&
-           instance.cluster_m == policy.cluster_m && instance.promote_k == policy.promote_k;
+           instance.cluster_m == policy.cluster_m && instance.promote_k == policy.promote_k &&
+           instance.source == policy.source;
   });
   return found == all + count ? nullptr : found;
 }

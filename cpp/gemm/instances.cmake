@@ -27,3 +27,21 @@ set(CUTFUSE_GEMM_SM80_INSTANCES
   "kFloat16 64 64 32 32 64 3 0"
   "kBFloat16 128 128 64 64 32 3 0 dev"
   "kBFloat16 64 64 32 32 64 3 0")
+
+# The compiled sm_90 GEMM kernels of images, columns as of the first table.
+set(CUTFUSE_GEMM_SM90_IMAGE_INSTANCES
+  # ELEMENT TILE_M TILE_N CLUSTER_M STAGES PROMOTE_K
+  "half_t 128 128 1 6 64 dev"
+  "half_t 128 128 1 6 16"
+  "half_t 128 256 2 4 0"
+  "half_t 128 128 1 6 0 dev"
+  "bfloat16_t 128 256 2 4 0"
+  "bfloat16_t 128 128 1 6 0")
+
+# And the sm_80 ones, columns as of the second table.
+set(CUTFUSE_GEMM_SM80_IMAGE_INSTANCES
+  # ELEMENT TILE_M TILE_N WARP_M WARP_N TILE_K STAGES PROMOTE_K
+  "kFloat16 64 64 32 32 32 3 32 dev"
+  "kFloat16 64 64 32 32 32 3 16"
+  "kFloat16 64 64 32 32 64 3 0"
+  "kBFloat16 64 64 32 32 64 3 0")

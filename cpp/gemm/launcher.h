@@ -14,6 +14,7 @@
 #include "cutfuse/types.h"
 #include "device/logsumexp.h"
 #include "device/moments.h"
+#include "gemm/images.h"
 #include "program/device_program.h"
 
 namespace cutfuse::gemm {
@@ -61,6 +62,9 @@ struct EpilogueArguments {
   Matrix out;
   int32_t out_planes = 0;  ///< not 0: out is the first of that many planes at kBoundedExponent
   bool out_pairs = false;  ///< out allows stores of two values at even columns
+  /// Of images: elements between images, channels, rows and pixels of `a`, and between filters,
+  /// channels, rows and taps of `b`, whose own strides are not read.
+  int64_t x_strides[4] = {}, weight_strides[4] = {};
 };
 
 inline bool is_affine(Op op) { return op == Op::kAdd || op == Op::kSub || op == Op::kMul; }
@@ -95,10 +99,12 @@ int64_t padded_tile_rows(const GemmProblem& problem, const GemmPolicy& policy) n
 int32_t blocks_of_whole_columns(const GemmProblem& problem, const GemmPolicy& policy,
                                 const DeviceProps& device) noexcept;
 
-/// Elements between rows of A's and B's planes or tensors: multiples of 8.
+/// Elements between rows of A's and B's planes or tensors: multiples of 8. Of images, A's rows are
+/// taken from `images`.
 struct OperandLayout {
   int64_t a_leading = 0;
   int64_t b_leading = 0;
+  Images images;
 };
 
 /// A kernel bound to one problem and device. Immutable after its first launch; thread-safe.
@@ -118,10 +124,18 @@ struct Instance {
   int32_t tile_m, tile_n, cluster_m, promote_k;
   std::unique_ptr<Launcher> (*bind)(const GemmProblem&, const GemmPolicy&, const OperandLayout&,
                                     const DeviceProps&);
+  Source source = Source::kMatrix;
 };
 
 /// The compiled instances, in the table's order (generated: registry.cc in the build tree).
 const Instance* instances(int32_t* count) noexcept;
+
+/// The kernel for a problem that why_not accepts, with A from `source`.
+GemmPolicy select_policy(const GemmProblem& problem, Source source,
+                         const DeviceProps& device) noexcept;
+
+/// What an instance fixes of a policy.
+GemmPolicy policy_of(const Instance& instance) noexcept;
 
 /// The instance that a policy names, or null.
 const Instance* find_instance(const GemmPolicy& policy) noexcept;

@@ -59,17 +59,6 @@ bool multiplies(const gemm::Instance& instance, const GemmProblem& problem) {
          (instance.promote_k != 0) == (plane_count(problem) == 2);
 }
 
-GemmPolicy policy_of(const gemm::Instance& instance) {
-  GemmPolicy policy;
-  policy.tile_m = instance.tile_m;
-  policy.tile_n = instance.tile_n;
-  policy.cluster_m = instance.cluster_m;
-  policy.promote_k = instance.promote_k;
-  policy.arch = instance.arch;
-  policy.element = instance.element;
-  return policy;
-}
-
 const char* name(Raster raster) {
   return raster == Raster::kAlongN ? "Raster::kAlongN" : "Raster::kAlongM";
 }
@@ -82,20 +71,39 @@ const char* name(DType dtype) {
 
 }  // namespace
 
+GemmPolicy gemm::policy_of(const Instance& instance) noexcept {
+  GemmPolicy policy;
+  policy.tile_m = instance.tile_m;
+  policy.tile_n = instance.tile_n;
+  policy.cluster_m = instance.cluster_m;
+  policy.promote_k = instance.promote_k;
+  policy.arch = instance.arch;
+  policy.element = instance.element;
+  policy.source = instance.source;
+  return policy;
+}
+
 bool operator==(const GemmPolicy& a, const GemmPolicy& b) noexcept {
   return a.tile_m == b.tile_m && a.tile_n == b.tile_n && a.cluster_m == b.cluster_m &&
          a.promote_k == b.promote_k && a.raster == b.raster && a.swizzle == b.swizzle &&
-         a.split_k == b.split_k && a.arch == b.arch && a.element == b.element;
+         a.split_k == b.split_k && a.arch == b.arch && a.element == b.element &&
+         a.source == b.source;
 }
 
 std::string to_string(const GemmPolicy& policy) {
   const auto number = [](int32_t value) { return std::to_string(value) + ", "; };
   return "GemmPolicy{" + number(policy.tile_m) + number(policy.tile_n) + number(policy.cluster_m) +
          number(policy.promote_k) + name(policy.raster) + ", " + number(policy.swizzle) +
-         number(policy.split_k) + number(policy.arch) + name(policy.element) + "}";
+         number(policy.split_k) + number(policy.arch) + name(policy.element) +
+         (policy.source == Source::kImages ? ", Source::kImages}" : "}");
 }
 
 GemmPolicy select_policy(const GemmProblem& problem, const DeviceProps& device) noexcept {
+  return gemm::select_policy(problem, Source::kMatrix, device);
+}
+
+GemmPolicy gemm::select_policy(const GemmProblem& problem, Source source,
+                               const DeviceProps& device) noexcept {
   int32_t count = 0;
   const gemm::Instance* all = gemm::instances(&count);
   const gemm::Instance* best = nullptr;
@@ -105,7 +113,9 @@ GemmPolicy select_policy(const GemmProblem& problem, const DeviceProps& device) 
     return a_fits != b_fits ? a_fits : cost(a, problem, device) < cost(b, problem, device);
   };
   for (const gemm::Instance* one = all; one != all + count; ++one) {
-    if (one->arch != arch_of(device) || !multiplies(*one, problem)) continue;
+    if (one->arch != arch_of(device) || one->source != source || !multiplies(*one, problem)) {
+      continue;
+    }
     if (best == nullptr || better(*one, *best)) best = one;
   }
   if (best == nullptr) {
@@ -122,7 +132,7 @@ GemmPolicy select_policy(const GemmProblem& problem, const DeviceProps& device) 
   const auto [minor, major] = along_n ? std::pair(clusters, tiles_n) : std::pair(tiles_n, clusters);
   const bool divides = minor % 4 == 0 && 32 * (ceil_div(major, 4) * 4 - major) <= major;
   const bool grouped = std::min(tiles_m, tiles_n) >= 32 && divides;
-  GemmPolicy policy = policy_of(*best);
+  GemmPolicy policy = gemm::policy_of(*best);
   policy.raster = along_n ? Raster::kAlongN : Raster::kAlongM;
   // sm_80 pads nothing; about 100 blocks in flight are then near a square, 8 x 13 (not measured).
   policy.swizzle = best->arch == 80 ? 8 : grouped ? 4 : 1;
@@ -167,10 +177,13 @@ Status check_policy(const GemmProblem& problem, const GemmPolicy& policy) noexce
 int32_t compiled_policies(GemmPolicy* policies, int32_t capacity) noexcept {
   int32_t count = 0;
   const gemm::Instance* all = gemm::instances(&count);
-  for (int32_t i = 0; i < std::min(count, capacity); ++i) {
-    policies[i] = policy_of(all[i]);
+  int32_t found = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    if (all[i].source != Source::kMatrix) continue;
+    if (found < capacity) policies[found] = gemm::policy_of(all[i]);
+    ++found;
   }
-  return count;
+  return found;
 }
 
 }  // namespace cutfuse

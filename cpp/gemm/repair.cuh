@@ -11,7 +11,10 @@
 namespace cutfuse::gemm {
 
 /// The sum of just those terms of a[row] * b[column] that have a non-finite factor, by one warp.
-__device__ __forceinline__ float nonfinite_terms(const EpilogueArguments& arguments, int64_t row,
+/// Coordinates of other than matrices have their own.
+template <class Coordinates>
+__device__ __forceinline__ float nonfinite_terms(const Coordinates&,
+                                                 const EpilogueArguments& arguments, int64_t row,
                                                  int64_t column, int lane) {
   const ConstMatrix& a = arguments.a;
   const ConstMatrix& b = arguments.b;
@@ -47,7 +50,7 @@ __device__ __forceinline__ void repair(float (&v)[Coordinates::kSize], const Coo
       if (!row_bad && !row_has_nonfinite(__ldg(arguments.b_words + column))) {
         continue;
       }
-      const float value = nonfinite_terms(arguments, row, column, lane);
+      const float value = nonfinite_terms(at, arguments, row, column, lane);
       const bool owner = lane == (r % 8) * 4 + (n % 8) / 2;
       const int index = (n / 8 * kRows + r / 8) * 2 + n % 2;
 #pragma unroll

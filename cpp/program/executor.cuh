@@ -67,7 +67,8 @@ __device__ __forceinline__ void for_each_chunk(const Body& body) {
   }
 }
 
-/// Elements from an operand's start to its row of fragment row r.
+/// Elements from an operand's start to its row of fragment row r. Coordinates whose rows do not lie
+/// evenly overload it in their namespace.
 template <class Coordinates>
 __device__ __forceinline__ int64_t row_offset(const Coordinates& at, int r,
                                               const Operand& operand) {

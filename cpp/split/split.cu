@@ -10,12 +10,14 @@
 #include "core/current_device.h"
 #include "core/launch.h"
 #include "core/status.h"
+#include "split/convert.cuh"
 #include "split/split.h"
 
 namespace cutfuse {
 namespace {
 
-constexpr int kGroup = 8;  // elements that one thread converts at a time: 16 bytes of each plane
+using planes::kGroup;
+using planes::Magnitude;
 
 struct Planes {
   __half* hi;
@@ -34,57 +36,6 @@ struct Work {
   Source source;
   Planes planes;
 };
-
-/// Largest finite magnitude, as the bits of its absolute value (ordered like the values), and
-/// whether something was not finite.
-struct Magnitude {
-  uint32_t bits = 0;
-  bool nonfinite = false;
-
-  __device__ void add(float value) {
-    const uint32_t magnitude = __float_as_uint(value) & 0x7fffffffu;
-    if (magnitude >= 0x7f800000u) {
-      nonfinite = true;
-    } else {
-      bits = max(bits, magnitude);
-    }
-  }
-};
-
-/// The exponent e that puts 2^e * value in [2^14, 2^15); 0 for zero. Denormals count by their
-/// leading bit, so -113 <= e <= 163.
-__device__ int scale_exponent(uint32_t bits) {
-  if (bits == 0) {
-    return 0;
-  }
-  const int field = static_cast<int>(bits >> 23);
-  const int log2 = field > 0 ? field - 127 : 31 - __clz(static_cast<int>(bits)) - 149;
-  return 14 - log2;
-}
-
-__device__ float power_of_two(int e) { return __int_as_float((127 + e) << 23); }
-
-/// Converts eight values with the row's exponent; non-finite ones become zero.
-__device__ void convert(const float (&x)[kGroup], int exponent, uint4& hi, uint4& lo) {
-  const float first = power_of_two(min(exponent, 127));
-  const float second = power_of_two(exponent - min(exponent, 127));
-  __half2 high[kGroup / 2];
-  __half2 low[kGroup / 2];
-#pragma unroll
-  for (int i = 0; i < kGroup / 2; ++i) {
-    float scaled[2];
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const float value = x[2 * i + c];
-      scaled[c] = isfinite(value) ? value * first * second : 0.f;
-    }
-    high[i] = __floats2half2_rn(scaled[0], scaled[1]);
-    const float2 rounded = __half22float2(high[i]);
-    low[i] = __floats2half2_rn(scaled[0] - rounded.x, scaled[1] - rounded.y);
-  }
-  hi = *reinterpret_cast<uint4*>(high);
-  lo = *reinterpret_cast<uint4*>(low);
-}
 
 /// Eight values of a row from element `begin`; past k they are zero.
 template <bool kVector>
@@ -107,26 +58,6 @@ __device__ void store_group(const Planes& planes, int64_t row, int64_t begin, ui
   const int64_t at = row * planes.leading + begin;
   *reinterpret_cast<uint4*>(planes.hi + at) = hi;
   if (planes.lo != nullptr) *reinterpret_cast<uint4*>(planes.lo + at) = lo;
-}
-
-/// Merges the magnitudes of the kThreads threads that share a row (one warp, or the whole block).
-template <int kThreads>
-__device__ Magnitude merge_row(Magnitude mine) {
-  mine.bits = __reduce_max_sync(0xffffffffu, mine.bits);
-  if constexpr (kThreads == 32) {
-    mine.nonfinite = __any_sync(0xffffffffu, mine.nonfinite);
-  } else {
-    __shared__ uint32_t of_warp[kThreads / 32];
-    if (threadIdx.x % 32 == 0) {
-      of_warp[threadIdx.x / 32] = mine.bits;
-    }
-    mine.nonfinite = __syncthreads_or(mine.nonfinite) != 0;
-#pragma unroll
-    for (int w = 0; w < kThreads / 32; ++w) {
-      mine.bits = max(mine.bits, of_warp[w]);
-    }
-  }
-  return mine;
 }
 
 constexpr int kBlock = 256;
@@ -170,8 +101,8 @@ __global__ void __launch_bounds__(kBlock)
       for (int i = 0; i < kGroup; ++i) magnitude.add(values[0][i]);
     }
   }
-  magnitude = merge_row<kThreads>(magnitude);
-  const int exponent = scale_exponent(magnitude.bits);
+  magnitude = planes::merge_row<kThreads>(magnitude);
+  const int exponent = planes::scale_exponent(magnitude.bits);
   if (thread == 0) {
     planes.words[row] = 2 * exponent + (magnitude.nonfinite ? 1 : 0);
   }
@@ -181,14 +112,14 @@ __global__ void __launch_bounds__(kBlock)
     for (int g = 0; g < kGroups; ++g) {
       const int64_t begin = (int64_t(g) * kThreads + thread) * kGroup;
       if (begin < planes.leading) {
-        convert(values[g], exponent, hi, lo);
+        planes::convert(values[g], exponent, hi, lo);
         store_group(planes, row, begin, hi, lo);
       }
     }
   } else {
     for (int64_t begin = thread * kGroup; begin < planes.leading; begin += kThreads * kGroup) {
       load_group<kVector>(x, stride, begin, source.k, values[0]);
-      convert(values[0], exponent, hi, lo);
+      planes::convert(values[0], exponent, hi, lo);
       store_group(planes, row, begin, hi, lo);
     }
   }
@@ -226,7 +157,7 @@ __global__ void __launch_bounds__(kStrip* kStrip)
   atomicMax(&bits[lane], magnitude.bits);
   if (magnitude.nonfinite) atomicOr(&nonfinite, 1u << lane);
   __syncthreads();
-  const int exponent = scale_exponent(bits[lane]);
+  const int exponent = planes::scale_exponent(bits[lane]);
   if (warp == 0 && inside) {
     planes.words[row] = 2 * exponent + static_cast<int>(nonfinite >> lane & 1);
   }
@@ -235,7 +166,7 @@ __global__ void __launch_bounds__(kStrip* kStrip)
     float values[kGroup];
     uint4 hi, lo;
     load_group<false>(x, stride, begin + warp * kGroup, source.k, values);
-    convert(values, exponent, hi, lo);
+    planes::convert(values, exponent, hi, lo);
     staged[0][lane][warp] = hi;
     staged[1][lane][warp] = lo;
     __syncthreads();

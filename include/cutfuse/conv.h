@@ -51,9 +51,9 @@ struct FusedConvProblem {
   bool packed_weight = false;  ///< the caller brings what pack() wrote (frozen module)
   bool channels_last = false;  ///< of out; x and weight have any strides
   /// Elements between pixels of x where all of them are equally far apart, in the order of out, so
-  /// that a 1x1 convolution may run as a matrix product; 0 otherwise. Of 16-bit tensors a multiple
-  /// of 8, and only if x and weight have contiguous channels and start at a multiple of 16 bytes,
-  /// and weight is dense.
+  /// that it may be read as a matrix; 0 otherwise. Of 16-bit tensors a multiple of 8, and only if
+  /// their channels are contiguous and x starts at a multiple of 16 bytes; so then do those of a
+  /// 1x1 weight, which is dense.
   int64_t pixel_stride = 0;
 };
 
@@ -66,8 +66,9 @@ struct ConvPolicy {
   int32_t strip = 0;     ///< output columns of a strip of the image; 0: whole rows
   int32_t chunk = 0;     ///< input channels, with their phases, in shared memory at once
   int32_t stages = 2;    ///< patches of the input in shared memory
-  /// If tile_n is 0: of a 1x1 convolution as a matrix product, nothing else is read then. As it is
-  /// by default it stands for the one that is selected.
+  /// If tile_n is 0: of a matrix product, of pixels as they lie (1x1) or, with Source::kImages,
+  /// gathered; nothing else is read then. As it is by default, but for the source, it stands for
+  /// the one that is selected.
   GemmPolicy gemm;
 };
 

@@ -29,6 +29,9 @@ inline constexpr int32_t plane_count(const GemmProblem& problem) {
 
 enum class Raster : int32_t { kAlongM = 0, kAlongN = 1 };
 
+/// What A is: a matrix in memory, or what a convolution's filter meets in images.
+enum class Source : int32_t { kMatrix = 0, kImages = 1 };
+
 /// Everything that selects and configures one compiled kernel. Two policies that compare equal
 /// launch the same code in the same order.
 struct GemmPolicy {
@@ -43,6 +46,7 @@ struct GemmPolicy {
   /// none of the tensor cores, and of the rest only split_k is read.
   int32_t arch = 90;
   DType element = DType::kFloat16;  ///< of planes or tensors in shared memory: fp16 or bf16
+  Source source = Source::kMatrix;  ///< kImages: within a ConvPolicy only
 };
 
 CUTFUSE_API bool operator==(const GemmProblem& a, const GemmProblem& b) noexcept;
@@ -72,8 +76,8 @@ CUTFUSE_API int32_t select_split_k(const GemmProblem& problem, const GemmPolicy&
 /// kNotSupported unless `policy` is compiled and multiplies what the problem has.
 CUTFUSE_API Status check_policy(const GemmProblem& problem, const GemmPolicy& policy) noexcept;
 
-/// The compiled policies, for tests that force each in turn: returns how many there are and writes
-/// the first `capacity` of them.
+/// The compiled policies of matrices, for tests that force each in turn: returns how many there are
+/// and writes the first `capacity` of them.
 CUTFUSE_API int32_t compiled_policies(GemmPolicy* policies, int32_t capacity) noexcept;
 
 }  // namespace cutfuse

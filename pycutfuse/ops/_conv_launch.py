@@ -43,7 +43,8 @@ class ConvRecipe:
     operands: Operands  # the bias first, if there is one
     after_operands: Operands
     norm_dtypes: tuple[int, int]  # of the batch norm's parameters, and of its statistics
-    by_pixels: bool  # whether pixels are multiplied as a matrix
+    by_pixels: bool  # whether operands lie as the rows of a matrix of pixels
+    aligned: bool  # whether x and weight are read in place where they start at 16 bytes
 
 
 def _problem(call: Call, shape: tuple[int, ...], tier: str, channels_last: bool) -> ConvProblem:
@@ -107,7 +108,8 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
     if call.snapshot is not None and plan.packed_bytes > 0:
         problem = problem._replace(packed=True)
         plan = _plan(problem, plan.policy)
-    by_pixels = plan.policy.tile_n == 0
+    product = plan.policy.tile_n == 0
+    by_pixels = product and (channels_last or plan.policy.gemm.source == 0)
     lay_out = _conv_layout.by_pixels if by_pixels else _conv_layout.by_planes
     inner = lay_out(bias, call.operands, shape, channels_last)
     outer = lay_out(None, call.after_operands, shape, channels_last)
@@ -133,6 +135,7 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
         outer,
         _launch._norm_dtypes(call.statistics),
         by_pixels,
+        product and problem.pixel_stride > 0 and x.dtype is not torch.float32,
     )
 
 
@@ -312,8 +315,7 @@ def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor
     # Copies are kept by the names they replace until the launch is queued.
     if recipe.copies_x:
         x = x.contiguous()
-    narrow = recipe.by_pixels and recipe.dtype is not torch.float32
-    if narrow and (x.data_ptr() | weight.data_ptr()) % ALIGNMENT:
+    if recipe.aligned and (x.data_ptr() | weight.data_ptr()) % ALIGNMENT:
         recipe, x, weight = _aligned(recipe, x, weight)
     if recipe.operands.copies:
         operands = _conv_layout.copied(recipe.operands, operands, recipe.by_pixels)

@@ -1,6 +1,6 @@
 """How kernels read a convolution's tensors: strides, and copies of what they cannot read in place.
 
-Most kernels read planes, one per channel; a 1x1 convolution may be a matrix product of pixels.
+Most kernels read planes, one per channel; a convolution may be a matrix product of pixels.
 """
 
 from collections.abc import Sequence
@@ -31,15 +31,14 @@ def x_strides(x: Tensor) -> tuple[bool, tuple[int, ...]] | None:
 
 
 def pixel_stride(x: Tensor, weight: Tensor) -> int:
-    """Elements between pixels of x where a 1x1 convolution can multiply them as a matrix, else 0.
+    """Elements between pixels of x where they can be read as a matrix, else 0.
 
-    16-bit tensors are read as `factor_view` says, without copies.
+    16-bit tensors are read as `factor_view` says, without copies; then so is a 1x1 weight.
     """
-    if weight.shape[-2:] != (1, 1):
-        return 0
     view = factor_view(x.movedim(-3, -1))
     if x.itemsize == 2:
         dense = weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)
+        dense = dense or weight.shape[-2:] != (1, 1)
         return view.row_stride if dense and not view.copy else 0
     if x.numel() == x.shape[-3]:
         return x.shape[-3]  # of one pixel: nothing lies there

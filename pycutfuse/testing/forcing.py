@@ -43,6 +43,8 @@ def conv_kinds_of(policy: "ConvPolicy | None") -> tuple[Kind, ...]:
     """As `kinds_of`, of a policy of convolutions."""
     if policy is None:
         return KINDS
+    if policy.tile_n == 0 and policy.gemm.source == 1:
+        return kinds_of(policy.gemm)
     return KINDS[:1] if policy.planes == 2 else KINDS[1:]
 
 

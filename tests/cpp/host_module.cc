@@ -17,6 +17,8 @@
 
 namespace py = pybind11;
 
+void add_images(py::module_& module);  // host_images.cc
+
 namespace {
 
 int64_t allocations_left = INT64_MAX;  // before the next one of this module fails
@@ -158,6 +160,7 @@ void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 PYBIND11_MODULE(pycutfuse_host_tests, module) {
+  add_images(module);
   module.attr("MESSAGE_BYTES") = static_cast<int>(cutfuse::Status::kMessageBytes);
   module.def("checked_add", &result_or_none<cutfuse::checked_add>);
   module.def("checked_multiply", &result_or_none<cutfuse::checked_multiply>);

@@ -81,7 +81,9 @@ class ConvBinding(simulated.Binding):
         size = problem.channels * problem.out_channels // problem.groups
         packed = 4 * size * problem.kernel_h * problem.kernel_w
         key = f"{problem.precision} {problem.height % 2}"
-        made = policy or SimpleNamespace(tile_n=0 if is_by_pixels(problem) else 128)
+        made = policy or SimpleNamespace(
+            tile_n=0 if is_by_pixels(problem) else 128, gemm=SimpleNamespace(source=0)
+        )
         return Plan(problem, made, 0 if problem.dtype else 1000, packed, key)
 
     def _weight_shape(self, problem: Any) -> tuple[int, ...]:
@@ -106,8 +108,13 @@ class ConvBinding(simulated.Binding):
         self.last = {"workspace": workspace, "promotion": promotion, "stream": stream}
         self.last |= {"packed": packed, "problem": p}
         assert bool(packed) == p.packed_weight
-        by_pixels = plan.policy.tile_n == 0
-        if by_pixels:
+        gathers = plan.policy.tile_n == 0 and plan.policy.gemm.source == 1
+        by_pixels = plan.policy.tile_n == 0 and (p.channels_last or not gathers)
+        if gathers and p.dtype and p.pixel_stride:
+            assert x % 16 == 0
+            images = _pixels(x, x_strides, p)
+        elif by_pixels and not gathers:
+            assert is_by_pixels(p)
             images = _pixels(x, x_strides, p)
             assert not p.dtype or (x % 16 == weight % 16 == 0 and weight_strides[1] == 1)
         else:
@@ -138,7 +145,6 @@ def _convolve(x: Tensor, weight: Tensor, p: Any) -> Tensor:
 def _pixels(x: int, strides: Sequence[int], p: Any) -> Tensor:
     """x (N, C, H, W), read as a matrix of pixels."""
     shape = (p.batch * p.height * p.width, p.channels)
-    assert is_by_pixels(p)
     assert not p.dtype or (strides[1] == 1 and p.pixel_stride % 8 == 0)
     rows = tensor_at(x, shape, (p.pixel_stride, strides[1]), p.dtype)
     return rows.view(p.batch, p.height, p.width, p.channels).movedim(-1, 1)

@@ -20,7 +20,7 @@ CPP_ROOMS = {
     "skinny": BASE,
     "gemm": BASE | {"program", "split", "batch_norm"},
     "fused": BASE | {"program", "split", "batch_norm", "row_reduce", "skinny", "gemm"},
-    "conv": BASE | {"program", "batch_norm", "fused"},
+    "conv": BASE | {"program", "split", "batch_norm", "gemm", "fused"},
     "bindings": set(),  # sees the contract only
 }
 CPP_FILES = files("cpp", suffixes=CPP)

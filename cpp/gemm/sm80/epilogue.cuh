@@ -7,12 +7,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "device/values.cuh"
 #include "gemm/coordinates.cuh"
+#include "gemm/images.cuh"
 #include "gemm/launcher.h"
 #include "gemm/repair.cuh"
 #include "gemm/sm80/instructions.cuh"
+#include "gemm/sm80/operands.h"
 #include "gemm/sm80/partials.cuh"
 #include "gemm/sm80/shape.h"
 #include "gemm/stage.cuh"
@@ -56,18 +59,30 @@ __device__ __forceinline__ void store_planes(float (&v)[Shape::kSize], const Coo
 
 /// What becomes of part `part` of K's sums; a part beyond the first is stored one matrix further.
 template <class Shape>
-__device__ __forceinline__ void run_epilogue(const EpilogueArguments& arguments, int rows,
-                                             int columns, Tile tile, int tiles_n, int part,
-                                             unsigned char* shared, float (&v)[Shape::kSize]) {
+__device__ __forceinline__ void run_epilogue(const EpilogueArguments& arguments,
+                                             const Operands& operands, Tile tile, int tiles_n,
+                                             int part, unsigned char* shared,
+                                             float (&v)[Shape::kSize]) {
   static_assert(epilogue_bytes<Shape>() <= Shape::kSharedBytes);
-  using At = Coordinates<Shape>;
+  constexpr bool kImages = Shape::kSource == Source::kImages;
+  using Fragment = Coordinates<Shape>;
+  using At = std::conditional_t<kImages, ImageCoordinates<Fragment>, Fragment>;
+  const int rows = operands.m;
+  const int columns = operands.n;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
   const int warp_column = warp % Shape::kWarpsN * Shape::kWarpN + lane % 4 * 2;
-  const At at{tile.m * Shape::kTileM + warp / Shape::kWarpsN * Shape::kWarpM + lane / 4,
-              tile.n * Shape::kTileN + warp_column, rows, columns,
-              shared_address(shared) + warp_column * 4};
+  const Fragment fragment{tile.m * Shape::kTileM + warp / Shape::kWarpsN * Shape::kWarpM + lane / 4,
+                          tile.n * Shape::kTileN + warp_column, rows, columns,
+                          shared_address(shared) + warp_column * 4};
+  const At at = [&]() -> At {
+    if constexpr (kImages) {
+      return {fragment, &operands.images};
+    } else {
+      return fragment;
+    }
+  }();
   int row_words[At::kRows];
   bool rows_plain = true;
 #pragma unroll
@@ -94,6 +109,9 @@ __device__ __forceinline__ void run_epilogue(const EpilogueArguments& arguments,
     store_row_partials<Shape>(v, at, tile, tiles_n, reinterpret_cast<LogSumExpPartial*>(shared),
                               arguments.row_partials);
     return;
+  }
+  if constexpr (kImages) {
+    if (operands.images.planes_out) return store_to_planes(v, at, arguments.out);
   }
   const int64_t plane_stride = rows * arguments.out.row_stride;
   if (arguments.out_planes != 0) {

@@ -11,6 +11,7 @@
 #include "core/launch.h"
 #include "core/once_ok.h"
 #include "core/status.h"
+#include "device/copies.cuh"
 #include "gemm/launcher.h"
 #include "gemm/sm80/epilogue.cuh"
 #include "gemm/sm80/mainloop.cuh"
@@ -28,14 +29,14 @@ struct Params {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     gemm_kernel(const __grid_constant__ Params params) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  unsigned char* const shared = dynamic_shared();
   wait_for_previous_kernels();
   const Tile tile = tile_of(params.order, static_cast<int32_t>(blockIdx.x));
   const int part = static_cast<int>(blockIdx.z);
   float v[Shape::kSize];
   run_mainloop<Shape>(params.operands, tile, part, shared, v);
-  run_epilogue<Shape>(params.epilogue, params.operands.m, params.operands.n, tile,
-                      params.order.tiles_n, part, shared, v);
+  run_epilogue<Shape>(params.epilogue, params.operands, tile, params.order.tiles_n, part, shared,
+                      v);
 }
 
 template <class Shape>
@@ -48,9 +49,13 @@ class Sm80Gemm final : public Launcher {
     operands_.m = static_cast<int32_t>(problem.m);
     operands_.n = static_cast<int32_t>(problem.n);
     operands_.k = static_cast<int32_t>(problem.k);
-    operands_.a_leading = layout.a_leading * kBytes;
+    const Images& images = layout.images;
+    constexpr bool kImages = Shape::kSource == Source::kImages;
+    operands_.images = images;
+    operands_.a_leading = (kImages ? images.pixel_stride : layout.a_leading) * kBytes;
     operands_.b_leading = layout.b_leading * kBytes;
-    operands_.a_plane = problem.m * operands_.a_leading;
+    const int64_t pixels = int64_t(images.count) * images.height * images.width;
+    operands_.a_plane = (kImages ? pixels : problem.m) * operands_.a_leading;
     operands_.b_plane = problem.n * operands_.b_leading;
     operands_.part_tiles =
         static_cast<int32_t>(ceil_div(ceil_div(problem.k, Shape::kTileK), parts_));
@@ -101,7 +106,8 @@ Instance make_instance() {
           [](const GemmProblem& problem, const GemmPolicy& policy, const OperandLayout& layout,
              const DeviceProps&) {
             return std::unique_ptr<Launcher>(new Sm80Gemm<Shape>(problem, policy, layout));
-          }};
+          },
+          Shape::kSource};
 }
 
 }  // namespace cutfuse::gemm::sm80

@@ -10,25 +10,14 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
+#include "gemm/sm80/images.cuh"
 #include "gemm/sm80/instructions.cuh"
+#include "gemm/sm80/operands.h"
 #include "gemm/sm80/shape.h"
 
 namespace cutfuse::gemm::sm80 {
-
-/// A and B as the kernel reads them; the second plane lies `*_plane` bytes behind the first.
-struct Operands {
-  const char* a = nullptr;
-  const char* b = nullptr;
-  int64_t a_leading = 0;  ///< bytes between rows
-  int64_t b_leading = 0;
-  int64_t a_plane = 0;
-  int64_t b_plane = 0;
-  int32_t m = 0, n = 0, k = 0;
-  int32_t part_tiles = 0;  ///< k-tiles of one part of K
-  float promotion = 1.f;   ///< factor of every third k-tile
-  float promotion2 = 1.f;  ///< and of the others, 2 * promotion - 1
-};
 
 /// Copies k-tiles: a thread takes the same vector of every kRowsAtOnce-th row. Rows beyond the
 /// matrix repeat its last one (their results are not stored); K beyond the matrix is zeros, but
@@ -42,15 +31,20 @@ class Copier {
     to_ = shared + tile_offset<Shape::kRowBytes>(row, vector_);
     row_a_ = tile.m * Shape::kTileM + row;
     row_b_ = tile.n * Shape::kTileN + row;
+    if constexpr (kImages) pixels_.start(operands, row_a_);
   }
 
   /// Starts copying k-tile `k_tile`, zeros if there is none, to the stage `stage` bytes behind the
-  /// first.
-  __device__ __forceinline__ void copy(int k_tile, uint32_t stage) const {
+  /// first. Of images, the tiles one after the other.
+  __device__ __forceinline__ void copy(int k_tile, uint32_t stage) {
     const bool inside = k_tile * Shape::kTileK + vector_ * 8 < operands_.k;
     const int64_t from = int64_t(k_tile) * Shape::kRowBytes + vector_ * 16;
-    copy_rows<Shape::kTileM>(operands_.a + from, operands_.a_leading, operands_.a_plane, row_a_,
-                             operands_.m, to_ + stage, inside);
+    if constexpr (kImages) {
+      pixels_.copy(operands_, vector_, to_ + stage, inside);
+    } else {
+      copy_rows<Shape::kTileM>(operands_.a + from, operands_.a_leading, operands_.a_plane, row_a_,
+                               operands_.m, to_ + stage, inside);
+    }
     copy_rows<Shape::kTileN>(operands_.b + from, operands_.b_leading, operands_.b_plane, row_b_,
                              operands_.n, to_ + stage + Shape::kPlanes * Shape::kPlaneBytesA,
                              inside);
@@ -78,6 +72,8 @@ class Copier {
   uint32_t to_;
   int row_a_;
   int row_b_;
+  static constexpr bool kImages = Shape::kSource == Source::kImages;
+  std::conditional_t<kImages, Pixels<Shape, kRowsAtOnce>, NoPixels> pixels_;
 
   template <int kTileRows>
   __device__ __forceinline__ static void copy_rows(const char* from, int64_t leading,
@@ -261,7 +257,7 @@ __device__ __forceinline__ void run_mainloop(const Operands& operands, Tile tile
   for (float& value : v) value = 0.f;
   [[maybe_unused]] float block_sum[Shape::kSize] = {};
 
-  const Copier<Shape> copier(operands, tile, shared_address(shared));
+  Copier<Shape> copier(operands, tile, shared_address(shared));
   const Multiplier<Shape> multiplier(shared_address(shared));
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cutfuse/gemm.h"
 #include "cutfuse/types.h"
 
 namespace cutfuse::gemm::sm80 {
@@ -17,8 +18,9 @@ inline constexpr int kMaxSharedBytes = 99 << 10;
 
 /// One row of instances.cmake.
 template <DType kElement_, int kTileM_, int kTileN_, int kWarpM_, int kWarpN_, int kTileK_,
-          int kStages_, int kPromoteK_>
+          int kStages_, int kPromoteK_, Source kSource_ = Source::kMatrix>
 struct Shape {
+  static constexpr Source kSource = kSource_;
   static constexpr DType kElement = kElement_;
   static constexpr int kTileM = kTileM_, kTileN = kTileN_, kTileK = kTileK_;
   static constexpr int kWarpM = kWarpM_, kWarpN = kWarpN_;

@@ -13,6 +13,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/epilogue/collective/detail.hpp>
 
+#include "gemm/images.cuh"
 #include "gemm/launcher.h"
 #include "gemm/repair.cuh"
 #include "gemm/sm90/coordinates.cuh"
@@ -25,12 +26,14 @@
 
 namespace cutfuse::gemm::sm90 {
 
-template <class TileShape>
+template <class TileShape, Source kSource>
 class ProgramEpilogue {
  public:
   static constexpr int kTileM = cute::size<0>(TileShape{});
   static constexpr int kTileN = cute::size<1>(TileShape{});
-  using Coordinates = AccumulatorCoordinates<kTileN>;
+  static constexpr bool kImages = kSource == Source::kImages;
+  using Fragment = AccumulatorCoordinates<kTileN>;
+  using Coordinates = std::conditional_t<kImages, ImageCoordinates<Fragment>, Fragment>;
   static constexpr int kSize = Coordinates::kSize;
 
   using ElementC = float;
@@ -41,6 +44,7 @@ class ProgramEpilogue {
   struct Params : EpilogueArguments {
     CUtensorMap out_map;      ///< boxes of 16 rows x 64 bytes, 64-byte swizzle
     bool out_mapped = false;  ///< else stored from registers
+    Images images;            ///< that rows are taken from
   };
 
   static constexpr int kWarps = 8;
@@ -51,7 +55,7 @@ class ProgramEpilogue {
 
   template <class ProblemShape>
   static Params to_underlying_arguments(const ProblemShape&, const Arguments& args, void*) {
-    return {args, {}, false};
+    return {args, {}, false, {}};
   }
   template <class ProblemShape>
   static size_t get_workspace_size(const ProblemShape&, const Arguments&) {
@@ -103,10 +107,11 @@ class ProgramEpilogue {
     const auto& staged = storage.staged;
     const int warp = thread / 32;
     const int lane = thread % 32;
-    const Coordinates at{int(cute::get<0>(block)) * kTileM + warp * 16 + lane / 4,
-                         int(cute::get<1>(block)) * kTileN + (lane % 4) * 2,
-                         int(cute::get<0>(problem)), int(cute::get<1>(problem)),
-                         cute::cast_smem_ptr_to_uint(staged.slots) + lane % 4 * 8};
+    const Fragment fragment{int(cute::get<0>(block)) * kTileM + warp * 16 + lane / 4,
+                            int(cute::get<1>(block)) * kTileN + (lane % 4) * 2,
+                            int(cute::get<0>(problem)), int(cute::get<1>(problem)),
+                            cute::cast_smem_ptr_to_uint(staged.slots) + lane % 4 * 8};
+    const Coordinates at = coordinates(fragment);
     const int (&rows)[kTileM] = staged.row_words;
     const int row_words[2] = {rows[warp * 16 + lane / 4], rows[warp * 16 + lane / 4 + 8]};
     int step = 0;
@@ -124,6 +129,9 @@ class ProgramEpilogue {
       // Not apart: chunks of values that live on and are selected by a loop would be spilled.
       store_moments<false>(v, at, thread, group_storage, params_.partials, 1, at.columns);
       normalise_together(v, at, thread, int(cute::get<1>(block)), storage.warps, params_);
+    }
+    if constexpr (kImages) {
+      if (params_.images.planes_out) return store_to_planes(v, at, params_.out);
     }
     auto& boxes = storage.warps[warp];
     if (params_.row_partials != nullptr) {
@@ -150,6 +158,14 @@ class ProgramEpilogue {
 
  private:
   const Params& params_;  // in the kernel's constant bank; a copy would go to local memory
+
+  CUTLASS_DEVICE Coordinates coordinates(const Fragment& fragment) const {
+    if constexpr (kImages) {
+      return {fragment, &params_.images};
+    } else {
+      return fragment;
+    }
+  }
 };
 
 /// The staged operands change hands by named barriers of a consumer warpgroup and the producer's
@@ -181,12 +197,12 @@ struct Staging {
 
 /// The collective that the kernel layer wants: the producer's epilogue warp stages operands while
 /// the tile is multiplied.
-template <class TileShape>
+template <class TileShape, Source kSource>
 class EpilogueCollective
     : public cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-          ProgramEpilogue<TileShape>> {
+          ProgramEpilogue<TileShape, kSource>> {
   using Base = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-      ProgramEpilogue<TileShape>>;
+      ProgramEpilogue<TileShape, kSource>>;
 
  public:
   using Base::Base;

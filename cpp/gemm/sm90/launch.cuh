@@ -15,19 +15,23 @@
 #include "core/status.h"
 #include "gemm/launcher.h"
 #include "gemm/sm90/epilogue.cuh"
+#include "gemm/sm90/images.cuh"
 #include "gemm/sm90/mainloop.cuh"
 
 namespace cutfuse::gemm::sm90 {
 
-template <class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK>
+template <class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK,
+          Source kSource>
 class Sm90Gemm final : public Launcher {
   using TileShape = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
   using ClusterShape = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
   static constexpr int kPlanes = kPromoteK == 0 ? 1 : 2;
-  using Mainloop =
+  static constexpr bool kImages = kSource == Source::kImages;
+  using MatrixMainloop =
       std::conditional_t<kPlanes == 1, PlainMainloop<Element, TileShape, ClusterShape, kStages, 1>,
                          SplitMainloop<TileShape, ClusterShape, kStages, kPromoteK>>;
-  using Epilogue = EpilogueCollective<TileShape>;
+  using Mainloop = std::conditional_t<kImages, ImageMainloop<MatrixMainloop>, MatrixMainloop>;
+  using Epilogue = EpilogueCollective<TileShape, kSource>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
   using Params = typename Kernel::Params;
@@ -140,11 +144,19 @@ class Sm90Gemm final : public Launcher {
     typename Kernel::Arguments args{};
     args.mode = cutlass::gemm::GemmUniversalMode::kGemm;
     args.problem_shape = {m, n, Mainloop::kernel_k(k, policy_.split_k), policy_.split_k};
-    args.mainloop.planes.ptr_A = static_cast<const Element*>(call.a_planes);
-    args.mainloop.planes.dA = {layout_.a_leading, cute::_1{}, problem_.m * layout_.a_leading};
     args.mainloop.planes.ptr_B = static_cast<const Element*>(call.b_planes);
     args.mainloop.planes.dB = {layout_.b_leading, cute::_1{}, problem_.n * layout_.b_leading};
-    args.mainloop.m = m;
+    if constexpr (kImages) {
+      // A's map is put in place of this one.
+      args.mainloop.planes.ptr_A = args.mainloop.planes.ptr_B;
+      args.mainloop.planes.dA = args.mainloop.planes.dB;
+      args.mainloop.m = n;
+      args.mainloop.images = layout_.images;
+    } else {
+      args.mainloop.planes.ptr_A = static_cast<const Element*>(call.a_planes);
+      args.mainloop.planes.dA = {layout_.a_leading, cute::_1{}, problem_.m * layout_.a_leading};
+      args.mainloop.m = m;
+    }
     args.mainloop.n = n;
     args.mainloop.k = k;
     args.mainloop.parts = policy_.split_k;
@@ -155,6 +167,15 @@ class Sm90Gemm final : public Launcher {
     using Order = decltype(args.scheduler.raster_order);
     args.scheduler.raster_order = policy_.raster == Raster::kAlongN ? Order::AlongN : Order::AlongM;
     params_ = Kernel::to_underlying_arguments(args, nullptr);
+    if constexpr (kImages) {
+      params_.epilogue.images = layout_.images;
+      const ImageBoxes boxes =
+          boxes_of(layout_.images, call.a_planes, kPlanes, policy_.element, kTileM);
+      auto* map =
+          const_cast<cute::TmaDescriptor*>(params_.mainloop.tma_load_a.get_tma_descriptor());
+      if (Status status = encode_images(boxes, map); !status.ok()) return status;
+      if (layout_.images.planes_out) return {};
+    }
     out_ = call.epilogue.out;
     const int64_t alignment = 16 / size_of(out_.dtype);
     params_.epilogue.out_mapped = out_.data != nullptr && out_.row_stride % alignment == 0 &&
@@ -190,7 +211,8 @@ class Sm90Gemm final : public Launcher {
   }
 };
 
-template <class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK>
+template <class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK,
+          Source kSource = Source::kMatrix>
 Instance make_instance() {
   constexpr bool kIsHalf = std::is_same_v<Element, cutlass::half_t>;
   return {90,
@@ -202,9 +224,10 @@ Instance make_instance() {
           [](const GemmProblem& problem, const GemmPolicy& policy, const OperandLayout& layout,
              const DeviceProps& device) {
             return std::unique_ptr<Launcher>(
-                new Sm90Gemm<Element, kTileM, kTileN, kClusterM, kStages, kPromoteK>(
+                new Sm90Gemm<Element, kTileM, kTileN, kClusterM, kStages, kPromoteK, kSource>(
                     problem, policy, layout, device));
-          }};
+          },
+          kSource};
 }
 
 }  // namespace cutfuse::gemm::sm90

@@ -47,6 +47,7 @@ using BaseMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
 template <class Element, class TileShape, class ClusterShape, int kStages, int kPlanes>
 struct PlainMainloop : BaseMainloop<Element, TileShape, ClusterShape, kStages> {
   using Base = BaseMainloop<Element, TileShape, ClusterShape, kStages>;
+  static constexpr int kPlaneCount = kPlanes;
 
   struct Arguments {
     typename Base::Arguments planes;  ///< pointers and strides; the batch mode strides over planes

@@ -1,0 +1,49 @@
+/// \file
+/// What the GEMM on images reads, made of tensors as the user has them: planes of pixels whose
+/// channels lie side by side, filters in the order of its k-tiles, and their words.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cutfuse/conv.h"
+#include "cutfuse/status.h"
+#include "gemm/images.h"
+
+namespace cutfuse::conv::implicit {
+
+/// Largest finite magnitude of a part of an image, as the bits of its absolute value (ordered like
+/// the values), and whether something there is not finite.
+struct Measured {
+  uint32_t bits;
+  uint32_t nonfinite;
+};
+
+struct PrepareParams {
+  gemm::Images images;
+  DType dtype = DType::kFloat32;  ///< of x and weight
+  int32_t planes = 0;             ///< of fp32; 0: 16-bit values as they are
+
+  ConstTensor4 x;
+  bool dense = false;            ///< an image's elements lie in one piece, in whatever order
+  bool by_channels = false;      ///< channels lie side by side
+  int32_t parts = 0;             ///< of an image, measured by a block each
+  Measured* measured = nullptr;  ///< [image][part]
+  void* x_planes = nullptr;      ///< [plane][image][pixel][images.pixel_stride]
+  int32_t* row_words = nullptr;  ///< of result pixels, as split() writes those of rows
+
+  /// [filter][channel][row][tap], any strides. Null data: the filters are packed already.
+  ConstTensor4 weight;
+  int32_t filters = 0;
+  void* filter_planes = nullptr;    ///< [plane][filter][tap][images.tap_channels()]
+  int32_t* filter_words = nullptr;  ///< of fp32
+};
+
+/// Packs the filters alone.
+Status pack_filters(const PrepareParams& params, void* stream) noexcept;
+
+/// Packs filters and pixels. An image has one exponent, as a filter meets every pixel of it.
+Status prepare(const PrepareParams& params, void* stream) noexcept;
+
+}  // namespace cutfuse::conv::implicit

@@ -1,0 +1,71 @@
+/// \file
+/// An operand A whose rows are taken from images: of each result pixel of a convolution, what its
+/// filter meets. Nothing of it exists in memory.
+///
+/// Row m is pixel (p, q) of image n, m = (n * out_height + p) * out_width + q. Column k is of tap
+/// (r, s) and channel c, k = (r * kernel_w + s) * tap_channels() + c, so that a k-tile is of one
+/// tap.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/driver.h"
+#include "cutfuse/types.h"
+
+namespace cutfuse::gemm {
+
+inline constexpr int32_t kTapAlignment = 64;  // channels: a k-tile
+
+struct Images {
+  int32_t count = 0;
+  int32_t channels = 0;
+  int32_t height = 0;
+  int32_t width = 0;
+  int32_t out_height = 0;
+  int32_t out_width = 0;
+  int32_t kernel_h = 1;
+  int32_t kernel_w = 1;
+  int32_t stride_h = 1;
+  int32_t stride_w = 1;
+  int32_t pad_h = 0;  ///< zeros above; below as many as out_height needs
+  int32_t pad_w = 0;
+  int32_t dilation_h = 1;
+  int32_t dilation_w = 1;
+  int64_t pixel_stride = 0;  ///< elements between pixels of a plane of A, a multiple of 8
+  /// The result's planes lie one channel after the other, each out_height * out_width long (NCHW);
+  /// else the result is a row-major matrix.
+  bool planes_out = false;
+
+  __host__ __device__ int32_t taps() const { return kernel_h * kernel_w; }
+  __host__ __device__ int32_t out_pixels() const { return out_height * out_width; }
+  __host__ __device__ int32_t tap_channels() const {
+    return (channels + kTapAlignment - 1) / kTapAlignment * kTapAlignment;
+  }
+};
+
+/// Where a row's filter begins: a pixel of x, or of the padding before it.
+struct FirstTap {
+  int32_t image, h, w;
+};
+__host__ __device__ inline FirstTap first_tap(const Images& images, int32_t row) {
+  const int32_t line = row / images.out_width;
+  const int32_t image = line / images.out_height;
+  return {image, (line - image * images.out_height) * images.stride_h - images.pad_h,
+          (row - line * images.out_width) * images.stride_w - images.pad_w};
+}
+
+/// What a tensor map says of `planes` planes at `data`, of whose pixels a tile has `rows`: the copy
+/// engine walks over those that a filter begins at, as many as there are results.
+ImageBoxes boxes_of(const Images& images, const void* data, int32_t planes, DType element,
+                    int32_t rows) noexcept;
+
+/// Where results lie. Of planes, image `n` begins n * columns planes after the first.
+__host__ __device__ inline int64_t plane_offset(const Images& images, int32_t row,
+                                                int32_t columns) {
+  const int32_t pixels = images.out_pixels();
+  return int64_t(row / pixels) * (columns - 1) * pixels + row;
+}
+
+}  // namespace cutfuse::gemm

@@ -1,0 +1,5 @@
+#pragma once
+
+struct alignas(64) CUtensorMap {
+  unsigned char opaque[128];
+};

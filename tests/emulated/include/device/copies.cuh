@@ -1,0 +1,20 @@
+#pragma once
+
+#include "cuda_runtime.h"
+
+namespace cutfuse {
+
+inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - emulated::shared);
+}
+inline unsigned char* dynamic_shared() { return emulated::shared; }
+inline int2 load_shared(uint32_t address) {
+  int2 words;
+  std::memcpy(&words, emulated::shared + address, sizeof(words));
+  return words;
+}
+inline void commit_copies() {}
+template <int kPending>
+void wait_for_copies() {}
+
+}  // namespace cutfuse

@@ -1,0 +1,173 @@
+"""Kernels of sm_80 on the host; test_kernels.py runs this file where the real library is not."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import pycutfuse as pcf
+from pycutfuse.program import encode
+from pycutfuse.testing import (
+    exact_promotion,
+    forced_conv_policy,
+    generate,
+    guarded,
+    integers,
+    kinds,
+    strided,
+)
+from pycutfuse.testing.forcing import Kind
+
+from ..cases.conv import KINDS, ConvCase, laid_out
+from ..numerics.conv_common import bound_of, check, torch_conv, wide
+from . import session
+
+binding = session.open_library(Path(os.environ["CUTFUSE_EMULATED"]))
+GATHERED = binding.ConvPolicy(0, gemm=binding.GemmPolicy(0, 0, source=1))
+PIXELS = binding.ConvPolicy(0)
+
+CASES = [
+    ConvCase(64, 24, (3, 3), (7, 6), 2, padding=1),
+    ConvCase(72, 40, (3, 2), (9, 8), 3, stride=2, padding=(1, 0), bias=False),
+    ConvCase(24, 70, (3, 3), (5, 7), None, dilation=2, padding=2),
+    ConvCase(96, 67, (1, 1), (9, 8), 2, stride=(2, 3)),
+    ConvCase(16, 12, (3, 3), (3, 3), 70),  # results of one pixel
+    ConvCase(16, 33, (5, 4), (6, 5), 2, padding="same"),
+    ConvCase(24, 16, (4, 3), (6, 5), 2, transposed=True, padding=1),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
+every_layout = pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gapped"])
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch, fused: None) -> Iterator[None]:
+    arena = session.install(monkeypatch, binding)
+    with forced_conv_policy(GATHERED):
+        yield
+    arena.check()
+
+
+def whole(shape: tuple[int, ...], seed: int) -> Tensor:
+    return integers(shape, seed=seed)
+
+
+def randn(shape: tuple[int, ...], seed: int) -> Tensor:
+    return generate("randn", shape, seed=seed)
+
+
+@every_kind
+@every_layout
+@every_case
+def test_convolutions_of_whole_numbers(kind: Kind, layout: str, case: ConvCase) -> None:
+    tensors = case.draw(whole, layout=layout, dtype=kind[0])
+    value = case.theirs(*wide(tensors))
+    full = whole(value.shape, 4).to(kind[0])
+    for residual in (full, laid_out(full, "channels_last")):
+        steps = (pcf.add(residual), pcf.relu())
+        with exact_promotion(), guarded():
+            result = case.ours(*tensors, epilogue=steps, precision=kind[1])
+        assert torch.equal(result, (value + full.double()).relu().to(kind[0]))
+        if layout != "gapped":
+            assert result.stride() == case.theirs(*tensors).stride()
+
+
+@every_kind
+@pytest.mark.parametrize("draw", ["randn", "rand", "lognormal"])
+def test_accuracy_of_convolutions(kind: Kind, draw: str) -> None:
+    case = CASES[0]
+    made = case.draw(lambda shape, seed: generate(draw, shape, seed=seed), dtype=kind[0])
+    exact, bound = case.theirs(*wide(made)), bound_of(case, *made)
+    check(
+        case.ours(*made, precision=kind[1]),
+        torch_conv(case, *made, tier=kind[1]),
+        exact,
+        kind,
+        bound,
+    )
+
+
+@every_kind
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[6]], ids=str)
+def test_non_finite_values_stay_where_they_are_met(
+    kind: Kind, layout: str, bad: float, case: ConvCase
+) -> None:
+    x, weight, bias = case.draw(randn, layout=layout, dtype=kind[0])
+    for at in (0, -1):
+        spoilt = x.clone()
+        spoilt[(at,) * x.dim()] = bad
+        ours = case.ours(spoilt, weight, bias, precision=kind[1])
+        assert torch.equal(kinds(ours), kinds(case.theirs(*wide((spoilt, weight, bias)))))
+    if kind[0] is torch.float32:
+        spoilt = weight.clone()
+        spoilt[0, 0, 1, 1] = bad  # in the middle, where it meets no padding alone
+        ours = kinds(case.ours(x, spoilt, bias, precision=kind[1]))
+        inner = kinds(case.theirs(*wide((x, spoilt, bias))))
+        assert torch.equal(ours[..., 1:-1, 1:-1], inner[..., 1:-1, 1:-1])
+
+
+@every_kind
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm(kind: Kind, training: bool) -> None:
+    case = CASES[0]
+    tensors = case.draw(randn, layout="channels_last", dtype=kind[0])
+    ours, exact = ([randn((24,), 5), generate("rand", (24,), seed=6) + 0.5] for _ in range(2))
+    exact = [one.double() for one in exact]
+    result = pcf.ops.conv2d_batch_norm(
+        *tensors,
+        padding=1,
+        running_mean=ours[0],
+        running_var=ours[1],
+        training=training,
+        precision=kind[1],
+    )
+    expected = F.batch_norm(case.theirs(*wide(tensors)), *exact, training=training)
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if kind != KINDS[0] else {"rtol": 2e-6, "atol": 2e-5}
+    torch.testing.assert_close(result.double(), expected, **tolerance)
+    for own, value in zip(ours, exact, strict=True):
+        torch.testing.assert_close(own.double(), value, **tolerance)
+
+
+@every_kind
+def test_images_of_unlike_magnitudes_and_places(kind: Kind) -> None:
+    case = CASES[0]
+    x, weight, bias = case.draw(randn, layout="channels_last", dtype=kind[0])
+    expected = case.ours(x, weight, precision=kind[1])
+    low = -2 if kind[0] is torch.float16 else -12  # whose small values lose bits below
+    powers = torch.tensor([2.0**low, 2.0**3], dtype=kind[0]).view(2, 1, 1, 1)
+    assert torch.equal(case.ours(x * powers, weight, precision=kind[1]), expected * powers)
+    arena = x.new_full((x.numel() * 2 + 1,), float("nan"))
+    for first, shift in ((0, 0), (16, 0), (5, 0), (0, 1)):
+        wider = arena[shift : shift + x.numel() * 2].view(2, 7, 6, 128).movedim(-1, 1)
+        part = wider[:, first : first + 64].copy_(x)
+        assert torch.equal(case.ours(part, weight, precision=kind[1]), expected)
+    assert bias is not None
+
+
+@every_kind
+def test_pixels_as_they_lie(kind: Kind) -> None:
+    case = ConvCase(64, 40, (1, 1), (9, 8), 2)
+    tensors = case.draw(whole, layout="channels_last", dtype=kind[0])
+    with forced_conv_policy(PIXELS), exact_promotion():
+        result = case.ours(*tensors, epilogue=(pcf.mul(2.0),), precision=kind[1])
+    assert torch.equal(result, (2 * case.theirs(*wide(tensors))).to(kind[0]))
+
+
+@every_kind
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+@pytest.mark.parametrize("size", [(100, 72, 130), (65, 17, 64)], ids=str)
+def test_linear_layers(kind: Kind, layout: str, size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    x, weight = (strided(whole(s, i).to(kind[0]), layout) for i, s in enumerate([(m, k), (n, k)]))
+    vector, full = whole((n,), 2).to(kind[0]), whole((m, n), 3).to(kind[0])
+    codes = encode((pcf.mul(vector), pcf.add(full), pcf.leaky_relu(0.5)))
+    with exact_promotion():
+        result = session.linear(x, weight, codes, [vector, full], kind[1])
+    expected = F.linear(x.double(), weight.double()) * vector.double() + full.double()
+    assert torch.equal(result, F.leaky_relu(expected, 0.5).to(kind[0]))

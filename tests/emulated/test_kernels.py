@@ -1,0 +1,39 @@
+"""Kernels whose instructions a host can follow are run on it: see CMakeLists.txt."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..packaging.building import NVCC
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = "tests/emulated/kernels.py"
+GROUPS = ("convolutions", "finite or norm", "images or pixels or linear")
+
+
+def library() -> Path | None:
+    """The newest one that a build here made."""
+    found = [*ROOT.glob("build/*/tests/emulated/libcutfuse.so")]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+@pytest.mark.skipif(NVCC is None, reason="built where nvcc is")
+@pytest.mark.parametrize("group", GROUPS)
+def test_emulated_kernels(group: str) -> None:
+    path = library()
+    assert path is not None, "no build made tests/emulated; `make build` does"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", group, KERNELS],
+        cwd=ROOT,
+        env={**os.environ, "CUTFUSE_EMULATED": str(path), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
