@@ -173,7 +173,9 @@ class LinearFunction(torch.autograd.Function):
         recipe: _launch.Recipe | None,
         *operands: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, *operands)
+        needs = ctx.needs_input_grad
+        reads_x = needs[1] or reference.reads_value(codes, needs[8:])
+        ctx.save_for_backward(x if reads_x else _vjp.form_of(x), weight, *operands)
         ctx.settings = codes, constants, precision
         if recipe is not None:
             return _launch.launch(recipe, (x, weight, planes, *operands), words)

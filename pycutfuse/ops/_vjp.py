@@ -23,6 +23,11 @@ def as_rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
+def form_of(x: Tensor) -> Tensor:
+    """What a backward is given that asks x for its shape, dtype and device alone: one element."""
+    return x.new_empty(()).expand(x.shape)
+
+
 def promoted(dtype: torch.dtype, operands: Sequence[Tensor]) -> torch.dtype:
     """Dtype of a program's result, as torch promotes."""
     for operand in operands:

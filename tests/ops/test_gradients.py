@@ -200,3 +200,24 @@ def test_gradients_of_empty_inputs(tail: str, shape, device: torch.device) -> No
     theirs.sum().backward()
     for one, twin in zip((x, weight, bias), twins, strict=True):
         assert torch.equal(one.grad, twin.grad)
+
+
+@pytest.mark.parametrize(
+    ("steps", "reads"), [((), False), ((pcf.mul(2.0), pcf.add(1.0)), False), ((pcf.relu(),), True)]
+)
+def test_an_input_that_no_gradient_reads_is_not_kept(steps, reads: bool, device) -> None:
+    """As of layers whose weight is frozen while others learn."""
+    x, weight, bias = leaves((64, 5), (4, 5), (4,), device=device)
+    weight.requires_grad_(False)
+    kept = set()
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.add((tuple(tensor.shape), tensor.untyped_storage().nbytes() // tensor.itemsize))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = pcf.ops.linear(x, weight, bias, epilogue=steps)
+    result.sum().backward()
+    assert ((64, 5), 320) in kept if reads else ((64, 5), 1) in kept
+    assert x.grad is not None
+    assert bias.grad is not None
