@@ -136,8 +136,12 @@ def test_it_is_forced_only() -> None:
 def test_what_it_does_not_take_is_said(shape: tuple[Any, ...], changes: Any, words: str) -> None:
     with pytest.raises(NotImplementedError, match=re.escape(words)):
         _C.make_conv_plan(problem(shape, "ieee", **changes), H200, IMPLICIT)
-    with pytest.raises(NotImplementedError, match=r"compute capability 9\.0 only, not 8\.0"):
-        _C.make_conv_plan(problem(DEEP), _C.DeviceProps(major=8, minor=0), IMPLICIT)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_other_architectures_have_implicit_gemms(tier: str) -> None:
+    plan = _C.make_conv_plan(problem(DEEP, tier), _C.DeviceProps(major=8, minor=0), IMPLICIT)
+    assert (plan.policy.gemm.arch, plan.policy.gemm.source) == (80, 1)
 
 
 def test_batch_norm_in_training_of_channels_last() -> None:

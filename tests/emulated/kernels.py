@@ -14,13 +14,14 @@ from pycutfuse.program import encode
 from pycutfuse.testing import (
     exact_promotion,
     forced_conv_policy,
+    forced_policy,
     generate,
     guarded,
     integers,
     kinds,
     strided,
 )
-from pycutfuse.testing.forcing import Kind
+from pycutfuse.testing.forcing import Kind, conv_kinds_of, kinds_of
 
 from ..cases.conv import KINDS, ConvCase, laid_out
 from ..numerics.conv_common import bound_of, check, torch_conv, wide
@@ -74,6 +75,15 @@ def test_convolutions_of_whole_numbers(kind: Kind, layout: str, case: ConvCase) 
         assert torch.equal(result, (value + full.double()).relu().to(kind[0]))
         if layout != "gapped":
             assert result.stride() == case.theirs(*tensors).stride()
+
+
+@pytest.mark.parametrize("policy", binding.compiled_conv_policies(), ids=repr)
+def test_convolutions_by_each_policy(policy: object) -> None:
+    kind, case = conv_kinds_of(policy)[0], CASES[1]
+    tensors = case.draw(whole, dtype=kind[0])
+    with forced_conv_policy(policy), exact_promotion():
+        result = case.ours(*tensors, precision=kind[1])
+    assert torch.equal(result, case.theirs(*wide(tensors)).to(kind[0]))
 
 
 @every_kind
@@ -159,15 +169,15 @@ def test_pixels_as_they_lie(kind: Kind) -> None:
     assert torch.equal(result, (2 * case.theirs(*wide(tensors))).to(kind[0]))
 
 
-@every_kind
+@pytest.mark.parametrize("policy", binding.compiled_policies(), ids=repr)
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 @pytest.mark.parametrize("size", [(100, 72, 130), (65, 17, 64)], ids=str)
-def test_linear_layers(kind: Kind, layout: str, size: tuple[int, int, int]) -> None:
-    m, n, k = size
+def test_linear_layers(policy: object, layout: str, size: tuple[int, int, int]) -> None:
+    (m, n, k), kind = size, kinds_of(policy)[0]
     x, weight = (strided(whole(s, i).to(kind[0]), layout) for i, s in enumerate([(m, k), (n, k)]))
     vector, full = whole((n,), 2).to(kind[0]), whole((m, n), 3).to(kind[0])
     codes = encode((pcf.mul(vector), pcf.add(full), pcf.leaky_relu(0.5)))
-    with exact_promotion():
+    with forced_policy(policy), exact_promotion():
         result = session.linear(x, weight, codes, [vector, full], kind[1])
     expected = F.linear(x.double(), weight.double()) * vector.double() + full.double()
     assert torch.equal(result, F.leaky_relu(expected, 0.5).to(kind[0]))

@@ -21,7 +21,7 @@ def test_a_policy_is_chosen_for_what_is_valid_and_for_no_mistake(
 ) -> None:
     """As on a GPU, where a fuzzed call is planned before it is made."""
     binding = install(monkeypatch)
-    policies = [SimpleNamespace(planes=p, element=e) for p, e in ((2, 1), (1, 1))]
+    policies = [SimpleNamespace(tile_n=64, planes=p, element=e) for p, e in ((2, 1), (1, 1))]
     monkeypatch.setattr(binding, "compiled_conv_policies", lambda: policies)
     monkeypatch.setattr(conv_calls, "native", lambda: _loader.Native(binding, None))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
