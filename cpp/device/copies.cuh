@@ -29,6 +29,21 @@ __device__ __forceinline__ int2 load_shared(uint32_t address) {
   return words;
 }
 
+/// Copies `bytes` of 4, 8 or 16, the rest zeros, to shared memory without waiting for them.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {
+  const uint32_t address = shared_address(to);
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from),
+                 "n"(kBytes), "r"(bytes)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -36,21 +36,6 @@ struct Work {
   int64_t few_stride, many_stride, slice_stride;
 };
 
-/// Copies `bytes` of 4, 8 or 16, the rest zeros, to shared memory without waiting for them.
-template <int kBytes>
-__device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {
-  const uint32_t address = shared_address(to);
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
-                 "r"(bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from),
-                 "n"(kBytes), "r"(bytes)
-                 : "memory");
-  }
-}
-
 /// How rows are brought: as vectors; as vectors from the multiple of 16 bytes before their first
 /// element on, which is then up to kGroup - 1 elements in; or one by one.
 enum class Reading { kVectors, kShifted, kStrided };
@@ -145,8 +130,8 @@ __global__ void __launch_bounds__(32 * kBlockColumns / columns_of_warp(kRows), b
   constexpr int kColumns = columns_of_warp(kRows);
   constexpr int kWarps = kBlockColumns / kColumns;
   constexpr int kStages = sizeof(T) == 4 ? 2 : 4;  // more of fp32 gain nothing
-  __shared__ alignas(16) T few_ring[kStages][kRows][kStep];
-  __shared__ alignas(16) T many_ring[kStages][kWarps * kColumns][kStep];
+  alignas(16) __shared__ T few_ring[kStages][kRows][kStep];
+  alignas(16) __shared__ T many_ring[kStages][kWarps * kColumns][kStep];
   wait_for_previous_kernels();
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;

@@ -181,3 +181,27 @@ def test_linear_layers(policy: object, layout: str, size: tuple[int, int, int]) 
         result = session.linear(x, weight, codes, [vector, full], kind[1])
     expected = F.linear(x.double(), weight.double()) * vector.double() + full.double()
     assert torch.equal(result, F.leaky_relu(expected, 0.5).to(kind[0]))
+
+
+@every_kind
+@pytest.mark.parametrize("size", [(3, 70, 130), (100, 16, 64), (1, 1, 5)], ids=str)
+def test_few_rows_or_columns(kind: Kind, size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    k += -k % 8 if kind[0] is not torch.float32 else 59
+    x, weight, full = (whole(s, 1).to(kind[0]) for s in ((m, k), (n, k), (m, n)))
+    with exact_promotion():
+        result = session.linear(x, weight, encode((pcf.add(full),)), [full], kind[1])
+    expected = F.linear(x.double(), weight.double()) + full.double()
+    assert torch.equal(result, expected.to(kind[0]))
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2]], ids=str)
+@pytest.mark.parametrize("size", [(70, 130, 64), (5, 70, 72)], ids=str)
+def test_logsumexp_of_logits_that_are_not_stored(kind: Kind, size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    x, weight, bias = (randn(s, 1).to(kind[0]) for s in ((m, k), (n, k), (n,)))
+    x[1] *= 50
+    result = session.linear_logsumexp(x, weight, encode((pcf.add(bias),)), [bias], kind[1])
+    expected = F.linear(*(one.double() for one in (x, weight, bias))).logsumexp(-1)
+    rtol = 1e-6 if kind == KINDS[0] else 1e-3
+    torch.testing.assert_close(result.double(), expected, rtol=rtol, atol=1e-4)

@@ -25,7 +25,7 @@ struct Meeting {
 std::vector<Thread> threads;
 int current, alive;
 ucontext_t home;
-Meeting block_meeting, warp_meetings[kMostThreads / 32];
+Meeting block_meeting, lane_meetings[33][kMostThreads];  // by how many lanes, and their number
 void (*body)(void*);
 void* data;
 
@@ -67,7 +67,8 @@ void start() {
 
 void run_block() {
   block_meeting = {};
-  std::fill(std::begin(warp_meetings), std::end(warp_meetings), Meeting{});
+  for (auto& meetings : lane_meetings)
+    std::fill(std::begin(meetings), std::end(meetings), Meeting{});
   alive = static_cast<int>(threads.size());
   current = 0;
   here = &threads[0].place;
@@ -80,9 +81,10 @@ const Place* here;
 alignas(1024) unsigned char shared[kSharedBytes];
 
 void meet_block() { meet(block_meeting, alive); }
-void meet_warp() {
-  const int warp = current / 32;
-  meet(warp_meetings[warp], std::min(32, static_cast<int>(threads.size()) - warp * 32));
+void meet_lanes(int lanes) {
+  const int first = current / lanes * lanes;
+  meet(lane_meetings[lanes][current / lanes],
+       std::min(lanes, static_cast<int>(threads.size()) - first));
 }
 
 void run(dim3 grid, dim3 block, void (*new_body)(void*), void* new_data) {

@@ -3,10 +3,7 @@
 #include "core/driver.h"
 #include "core/status.h"
 #include "cutfuse/device.h"
-#include "cutfuse/row_reduce.h"
 #include "cutfuse/version.h"
-#include "row_reduce/kernels.h"
-#include "skinny/multiply.h"
 
 namespace cutfuse {
 namespace {
@@ -26,27 +23,5 @@ const char* architectures() noexcept { return "emulated"; }
 
 bool can_encode(const TensorBoxes&) noexcept { return false; }
 Status encode_boxes(const TensorBoxes&, CUtensorMap*) noexcept { return not_emulated(); }
-
-std::string to_string(const LogSumExpPlan&) { return "not emulated"; }
-Status plan_logsumexp(const LogSumExpProblem&, const DeviceProps&, LogSumExpPlan*) noexcept {
-  return not_emulated();
-}
-Status logsumexp(const LogSumExpPlan&, const void*, void*, void*, void*) noexcept {
-  return not_emulated();
-}
-Status merge_logsumexp_partials(const LogSumExpPartial*, int64_t, int64_t, void*, DType,
-                                const DeviceProps&, void*) noexcept {
-  return not_emulated();
-}
-Status row_reduce::merge(const LogSumExpPartial*, int64_t, int64_t, void*, DType, void*) noexcept {
-  return not_emulated();
-}
-skinny::Shares skinny::select_parts(int64_t, int64_t, int64_t, int32_t) noexcept {
-  return {1, 1.0};
-}
-Status skinny::multiply(const ConstMatrix&, const ConstMatrix&, int64_t, int64_t, int64_t, int32_t,
-                        const Matrix&, int64_t, void*) noexcept {
-  return not_emulated();
-}
 
 }  // namespace cutfuse

@@ -25,6 +25,7 @@ from pycutfuse.ops import (
     _gate,
     _launch,
     _linear,
+    _linear_logsumexp,
     _workspace,
 )
 
@@ -104,3 +105,11 @@ def linear(x: Tensor, weight: Tensor, codes: Any, operands: Any, precision: str)
     """The kernel of `pycutfuse.ops.linear`."""
     head = (x, weight, None, None, list(codes.codes), list(codes.constants))
     return _linear._forward_cuda(*head, operands, precision)
+
+
+def linear_logsumexp(
+    x: Tensor, weight: Tensor, codes: Any, operands: Any, precision: str
+) -> Tensor:
+    """As `linear`, of `pycutfuse.ops.linear_logsumexp`."""
+    head = (x, weight, None, None, list(codes.codes), list(codes.constants))
+    return _linear_logsumexp._forward_cuda(*head, operands, precision)

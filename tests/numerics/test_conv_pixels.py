@@ -28,7 +28,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 CASES = [
     ConvCase(64, 256, (1, 1), (14, 13), 3),
     ConvCase(136, 40, (1, 1), (7, 9), 5, bias=False),
-    ConvCase(72, 200, (1, 1), (5, 3), None),
+    ConvCase(72, 200, (1, 1), (5, 3), 1),
     ConvCase(1024, 67, (1, 1), (9, 8), 2),
     ConvCase(256, 100, (1, 1), (1, 1), 129),
     ConvCase(64, 12, (1, 1), (31, 17), 2),  # few columns

@@ -52,22 +52,23 @@ struct Place {
 extern const Place* here;  // of the running thread
 extern unsigned char shared[kSharedBytes];
 
-/// Waits for the threads of the block that have not ended, or for those of the warp.
+/// Waits for the threads of the block that have not ended, or for those of a warp's part.
 void meet_block();
-void meet_warp();
+void meet_lanes(int lanes);
+inline void meet_warp() { meet_lanes(32); }
 
 /// Runs body() for every thread of every block, one block after the other.
 void run(dim3 grid, dim3 block, void (*body)(void*), void* data);
 
-/// `value` of lane `from` of the warp.
+/// `value` of lane `from` of a warp, or of a part of `lanes` of it.
 template <class T>
-T of_lane(T value, unsigned from) {
+T of_lane(T value, unsigned from, int lanes = 32) {
   static T all[kMostThreads];
   const unsigned me = here->thread.x;
   all[me] = value;
-  meet_warp();
-  const T found = all[me / 32 * 32 + from];
-  meet_warp();
+  meet_lanes(lanes);
+  const T found = all[me / lanes * lanes + from];
+  meet_lanes(lanes);
   return found;
 }
 

@@ -13,6 +13,13 @@ inline int2 load_shared(uint32_t address) {
   std::memcpy(&words, emulated::shared + address, sizeof(words));
   return words;
 }
+template <int kBytes>
+void copy_async(void* to, const void* from, int bytes) {
+  const auto misaligned = (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from));
+  if (bytes > 0 && misaligned % kBytes != 0) std::abort();
+  std::memset(to, 0, kBytes);
+  std::memcpy(to, from, bytes);
+}
 inline void commit_copies() {}
 template <int kPending>
 void wait_for_copies() {}

@@ -4,7 +4,7 @@
 
 namespace cub {
 
-/// CUB's result is lane 0's; here every lane has it.
+/// CUB's result is that of the first of kThreads lanes; here all of them have it.
 template <class T, int kThreads = 32>
 class WarpReduce {
  public:
@@ -12,9 +12,10 @@ class WarpReduce {
   explicit WarpReduce(TempStorage&) {}
   template <class Merge>
   T Reduce(T mine, const Merge& merge) {
-    T merged = emulated::of_lane(mine, 0);
-    for (unsigned lane = 1; lane < 32; ++lane)
-      merged = merge(merged, emulated::of_lane(mine, lane));
+    T merged = emulated::of_lane(mine, 0, kThreads);
+    for (unsigned lane = 1; lane < kThreads; ++lane) {
+      merged = merge(merged, emulated::of_lane(mine, lane, kThreads));
+    }
     return merged;
   }
 };
