@@ -1,6 +1,6 @@
 /// \file
-/// A convolution as an implicit GEMM: its filters times what they meet, gathered by the copy
-/// engine. Tensors are packed first where the engine cannot read them; fused/ plans the rest.
+/// A convolution as an implicit GEMM: its filters times what they meet, which the GEMM gathers from
+/// images. Tensors are packed first where it cannot read them; fused/ plans the rest.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -30,7 +30,7 @@ bool reads_in_place(const FusedConvProblem& problem) {
   return is_narrow(p) && problem.pixel_stride > 0 && p.channels % 8 == 0;
 }
 
-/// What a tensor map can say: see core/driver.h.
+/// What a tensor map can say, see core/driver.h; kernels without one take no more.
 Status check_map(const Images& images) {
   const int32_t reach_h = (images.kernel_h - 1) * images.dilation_h;
   const int32_t reach_w = (images.kernel_w - 1) * images.dilation_w;
@@ -54,8 +54,9 @@ Status check_map(const Images& images) {
 
 Status as_images(const FusedConvProblem& problem, Images* images, FusedProblem* linear) {
   const ConvProblem& given = problem.conv;
-  CUTFUSE_CHECK(given.groups == 1 && given.channels > 0, Code::kNotSupported,
-                "%s: an implicit GEMM has one group of channels", to_string(given).c_str());
+  CUTFUSE_CHECK(given.groups == 1 && given.channels > 0 && given.height > 0 && given.width > 0,
+                Code::kNotSupported, "%s: an implicit GEMM has images of one group of channels",
+                to_string(given).c_str());
   CUTFUSE_CHECK(!given.transposed || (given.stride_h == 1 && given.stride_w == 1),
                 Code::kNotSupported, "%s: transposed, an implicit GEMM has a stride of 1",
                 to_string(given).c_str());
@@ -117,7 +118,7 @@ ConstTensor4 filters_of(const ConvProblem& p, const ConstTensor4& weight) {
   return {static_cast<const char*>(weight.data) + last * size_of(p.dtype), {c, n, -h, -w}};
 }
 
-/// Whether the `count` dimensions of an image, which are next to each other, fill its memory.
+/// Whether an image's elements lie in one piece, in whatever order.
 bool is_dense(const ConvProblem& p, const ConstTensor4& x) {
   std::pair<int64_t, int64_t> dims[] = {
       {x.strides[1], p.channels}, {x.strides[2], p.height}, {x.strides[3], p.width}};
@@ -187,7 +188,7 @@ class ImplicitPlan final : public MechanismPlan {
   int64_t packed_bytes_ = 0, filter_planes_ = 0, filter_words_ = 0;  // in what is packed
   int64_t packed_ = 0, x_planes_ = 0, measured_ = 0, row_words_ = 0, inner_ = 0;
 
-  /// Whether the engine reads the filters as they are.
+  /// Whether the filters are read as they are.
   bool filters_in_place(const ConvBuffers& buffers) const noexcept;
   Status check(const ConvBuffers& buffers) const noexcept;
   PrepareParams params_of(const ConstTensor4& weight, void* packed) const noexcept;
@@ -232,7 +233,8 @@ Status ImplicitPlan::check(const ConvBuffers& buffers) const noexcept {
       buffers.x.data != nullptr && buffers.weight.data != nullptr && buffers.out != nullptr,
       Code::kInvalidValue, "x, weight and out must not be null");
   CUTFUSE_CHECK(
-      buffers.workspace != nullptr && reinterpret_cast<uintptr_t>(buffers.workspace) % 256 == 0,
+      workspace_bytes() == 0 || (buffers.workspace != nullptr &&
+                                 reinterpret_cast<uintptr_t>(buffers.workspace) % 256 == 0),
       Code::kInvalidValue, "workspace %p must be %lld bytes of device memory aligned to 256 bytes",
       buffers.workspace, static_cast<long long>(workspace_bytes()));
   CUTFUSE_CHECK(!problem_.packed_weight || buffers.packed != nullptr, Code::kInvalidValue,

@@ -91,7 +91,7 @@ struct ConvBuffers {
   const void* packed = nullptr;  ///< if problem.packed_weight
   /// Host arrays. Strides of an operand are of channels and of pixels of a plane: (0, 0) a scalar,
   /// (s, 0) a per-channel vector, (out_height * out_width, 1) a contiguous tensor of out's shape. A
-  /// plan with policy.tile_n 0 takes any strides.
+  /// plan with policy.tile_n 0 takes any strides, unless it gathers pixels and writes NCHW.
   const Operand* operands = nullptr;
   int32_t operand_count = 0;
   const Operand* after_operands = nullptr;

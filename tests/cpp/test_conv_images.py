@@ -124,7 +124,7 @@ def test_it_is_forced_only() -> None:
 @pytest.mark.parametrize(
     ("shape", "changes", "words"),
     [
-        ((2, 64, 9, 9, 64, 3, 1, 1, 1, 2, False), {}, "one group"),
+        ((2, 64, 9, 9, 64, 3, 1, 1, 1, 2, False), {}, "one group of channels"),
         ((2, 64, 9, 9, 64, 3, 2, 1, 1, 1, True), {}, "stride of 1"),
         ((2, 64, 29, 29, 64, 3, 9, 1, 1, 1, False), {}, "at most 8"),
         ((2, 64, 300, 9, 64, 3, 1, 129, 1, 1, False), {}, "padding of at most 128"),

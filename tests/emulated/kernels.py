@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pycutfuse as pcf
+from pycutfuse import support
 from pycutfuse.program import encode
 from pycutfuse.testing import (
     exact_promotion,
@@ -158,6 +159,33 @@ def test_images_of_unlike_magnitudes_and_places(kind: Kind) -> None:
         part = wider[:, first : first + 64].copy_(x)
         assert torch.equal(case.ours(part, weight, precision=kind[1]), expected)
     assert bias is not None
+
+
+@every_kind
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_packed_weights(kind: Kind, layout: str) -> None:
+    """As modules that are frozen have them."""
+    case = ConvCase(64, 24, (3, 3), (7, 6), 2, bias=False, padding=1)
+    x, weight, _ = case.draw(whole, layout=layout, dtype=kind[0])
+    last = layout == "channels_last"
+    problem = case.problem(kind)._replace(
+        channels_last=last, packed=True, pixel_stride=64 if last else 0
+    )
+    plan = support.make_conv_plan(problem, GATHERED)
+    arenas = session.Arena(), session.Arena()
+    packed, _ = arenas[0].scratch(plan.packed_bytes)
+    binding.pack_conv_weight(plan, weight.data_ptr(), weight.stride(), packed, 0)
+    size = plan.workspace_bytes
+    assert (size == 0) == (last and kind[0] is not torch.float32)
+    workspace = arenas[1].scratch(size)[0] if size else 0
+    value = case.theirs(*wide((x, weight)))
+    result = laid_out(torch.full_like(value, float("nan")), layout).to(kind[0])
+    tensors = (x.data_ptr(), x.stride(), weight.data_ptr(), weight.stride(), packed)
+    given = (None, 0.0, 0.0, workspace, 1.0, 0)
+    binding.run_conv(plan, *tensors, (), (), result.data_ptr(), *given)
+    assert torch.equal(result, value.to(kind[0]))
+    for arena in arenas:
+        arena.check()
 
 
 @every_kind
