@@ -207,7 +207,7 @@ int32_t count_affine_steps(const DeviceProgram& program) noexcept {
 }
 
 /// Launches the kernel for the program that `params` has.
-Status ShiftPlan::multiply(shift::Params* params, void* stream) const noexcept {
+Status ShiftPlan::multiply(shift::Params* params, void* stream) const noexcept try {
   const bool stores = params->partials == nullptr;
   params->walk = layout_.walk(device_.sm_count, stores);
   const DeviceProgram& program = params->program;
@@ -222,6 +222,8 @@ Status ShiftPlan::multiply(shift::Params* params, void* stream) const noexcept {
   CUTFUSE_CHECK(instance != nullptr, Code::kNotSupported, "%s is not compiled",
                 to_string(policy_).c_str());
   return instance->launch(*params, device_, stream);
+} catch (const std::bad_alloc&) {
+  return error(Code::kOutOfMemory, "no host memory to say what is wrong");
 }
 
 Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {

@@ -89,7 +89,7 @@ Status FusedPlan::lay_out() {
   return {};
 }
 
-Status FusedPlan::check(const FusedBuffers& buffers) const noexcept {
+Status FusedPlan::check(const FusedBuffers& buffers) const noexcept try {
   const bool linked_x = links_.reads_planes || links_.reads_images;
   const bool linked_out = links_.writes_planes;
   if ((!linked_x && buffers.x.data == nullptr) || buffers.weight.data == nullptr ||
@@ -148,6 +148,8 @@ Status FusedPlan::check(const FusedBuffers& buffers) const noexcept {
                  "running_mean and running_var must be given together, and always in eval");
   }
   return {};
+} catch (const std::bad_alloc&) {
+  return error(Code::kOutOfMemory, "no host memory to say what is wrong");
 }
 
 /// Steps and operands of the epilogue, and of the program that follows training.
