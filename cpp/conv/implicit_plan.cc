@@ -89,9 +89,10 @@ Status as_images(const FusedConvProblem& problem, Images* images, FusedProblem* 
   if (Status status = check_map(*images); !status.ok()) return status;
   // Exact products of sizes below 2^30 need 128 bits.
   const double rows = double(p.batch) * p.out_height * p.out_width;
+  const double pixels = double(p.height) * p.width;
   const double terms = double(p.channels) * images->taps();
   const double padded = double(images->tap_channels()) * images->taps();
-  CUTFUSE_CHECK(std::max(rows, padded) < double(kLimit), Code::kNotSupported,
+  CUTFUSE_CHECK(std::max({rows, pixels, padded}) < double(kLimit), Code::kNotSupported,
                 "%s: an implicit GEMM takes less than 2^30 pixels and terms of a sum",
                 to_string(given).c_str());
   // As of a linear layer, gemm/problem.cc.

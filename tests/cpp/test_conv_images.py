@@ -131,6 +131,7 @@ def test_it_is_forced_only() -> None:
         ((2, 64, 300, 300, 64, 2, 1, 0, 256, 1, False), {}, "filters over at most 256"),
         ((2, 7, 9, 9, 64, 3, 1, 1, 1, 1, False), {}, "sums of 63 terms"),
         (DEEP, {"tail": 1}, "channels_last results only"),
+        ((1, 8, 2**15, 2**15, 8, 3, 8, 1, 1, 1, False), {}, "less than 2^30 pixels"),
     ],
 )
 def test_what_it_does_not_take_is_said(shape: tuple[Any, ...], changes: Any, words: str) -> None:
