@@ -249,7 +249,6 @@ Status ImplicitPlan::check(const ConvBuffers& buffers) const noexcept {
 PrepareParams ImplicitPlan::params_of(const ConstTensor4& weight, void* packed) const noexcept {
   PrepareParams params;
   params.images = images_;
-  params.dtype = problem_.conv.dtype;
   params.planes = planes_of(problem_.conv);
   params.weight = filters_of(problem_.conv, weight);
   params.filters = static_cast<int32_t>(plan_->problem().gemm.n);
@@ -264,6 +263,9 @@ Status ImplicitPlan::pack(const ConstTensor4& weight, void* packed, void* stream
 
 Status ImplicitPlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {
   if (Status status = check(buffers); !status.ok()) return status;
+  FusedBuffers inner;
+  TurnedOperands operands;
+  if (Status status = hand_on(buffers, &operands, &inner); !status.ok()) return status;
   const ConvProblem& p = problem_.conv;
   void* workspace = buffers.workspace;
   void* packed = problem_.packed_weight ? const_cast<void*>(buffers.packed)
@@ -284,7 +286,6 @@ Status ImplicitPlan::launch(const ConvBuffers& buffers, void* stream) const noex
   if (Status status = prepare(params, stream); !status.ok()) return status;
 
   const GemmProblem& gemm = plan_->problem().gemm;
-  FusedBuffers inner;
   inner.x = {buffers.x.data, 0, 0, p.dtype};
   if (is_narrow(p)) {
     const void* matrix = in_place ? buffers.weight.data : params.filter_planes;
@@ -294,16 +295,8 @@ Status ImplicitPlan::launch(const ConvBuffers& buffers, void* stream) const noex
     inner.weight_planes = params.filter_planes;
     inner.weight_words = params.filter_words;
   }
-  Operand operands[kMaxSteps], after_operands[kMaxSteps];
-  if (Status status = turn(buffers, operands, after_operands); !status.ok()) return status;
-  inner.operands = operands;
-  inner.operand_count = buffers.operand_count;
-  inner.after_operands = after_operands;
-  inner.after_operand_count = buffers.after_operand_count;
   inner.out = {buffers.out, gemm.n, p.dtype};
-  inner.batch_norm = buffers.batch_norm;
   inner.workspace = fused::at<void>(workspace, inner_);
-  inner.promotion = buffers.promotion;
   fused::Linked linked;
   linked.x_planes = reads_in_place(problem_) ? buffers.x.data : params.x_planes;
   linked.x_words = params.row_words;
@@ -312,25 +305,24 @@ Status ImplicitPlan::launch(const ConvBuffers& buffers, void* stream) const noex
   return plan_->launch(inner, linked, stream);
 }
 
-}  // namespace
-
-Status why_not(const FusedConvProblem& problem, const DeviceProps& device) {
-  Images images;
-  FusedProblem linear;
-  if (Status status = as_images(problem, &images, &linear); !status.ok()) return status;
-  if (Status status = cutfuse::why_not(linear, device); !status.ok()) return status;
-  CUTFUSE_CHECK(gemm::select_policy(linear.gemm, Source::kImages, device).tile_m > 0,
+/// As as_images(), where the device has a kernel for it.
+Status find(const FusedConvProblem& problem, const DeviceProps& device, Images* images,
+            FusedProblem* linear) {
+  if (Status status = as_images(problem, images, linear); !status.ok()) return status;
+  if (Status status = cutfuse::why_not(*linear, device); !status.ok()) return status;
+  CUTFUSE_CHECK(gemm::select_policy(linear->gemm, Source::kImages, device).tile_m > 0,
                 Code::kNotSupported, "this build has no implicit GEMM for %s",
-                to_string(linear.gemm).c_str());
+                to_string(linear->gemm).c_str());
   return {};
 }
+
+}  // namespace
 
 Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
                  const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan) {
   Images images;
   FusedProblem linear;
-  if (Status status = implicit::why_not(problem, device); !status.ok()) return status;
-  if (Status status = as_images(problem, &images, &linear); !status.ok()) return status;
+  if (Status status = find(problem, device, &images, &linear); !status.ok()) return status;
   GemmPolicy unset;
   unset.source = Source::kImages;
   const bool selects = forced == nullptr || forced->gemm == unset;

@@ -47,18 +47,25 @@ bool is_pointwise(const FusedConvProblem& problem, const DeviceProps& device) {
 
 }  // namespace
 
-Status turn(const ConvBuffers& buffers, Operand* operands, Operand* after_operands) noexcept {
-  const auto turned = [](const Operand* from, int32_t count, Operand* to) {
+Status hand_on(const ConvBuffers& buffers, TurnedOperands* operands,
+               FusedBuffers* linear) noexcept {
+  const auto turn = [](const Operand* from, int32_t count, Operand* to) {
     std::transform(from, from + count, to, [](Operand operand) {
       std::swap(operand.row_stride, operand.col_stride);
       return operand;
     });
+    return to;
   };
   const int32_t count = std::max(buffers.operand_count, buffers.after_operand_count);
   CUTFUSE_CHECK(count <= kMaxSteps, Code::kInvalidValue, "%d operands; a program has at most %d",
                 count, kMaxSteps);
-  turned(buffers.operands, buffers.operand_count, operands);
-  turned(buffers.after_operands, buffers.after_operand_count, after_operands);
+  linear->operands = turn(buffers.operands, buffers.operand_count, operands->program);
+  linear->operand_count = buffers.operand_count;
+  linear->after_operands =
+      turn(buffers.after_operands, buffers.after_operand_count, operands->after);
+  linear->after_operand_count = buffers.after_operand_count;
+  linear->batch_norm = buffers.batch_norm;
+  linear->promotion = buffers.promotion;
   return {};
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "cutfuse/conv.h"
+#include "cutfuse/fused.h"
 
 namespace cutfuse::conv {
 
@@ -38,14 +39,20 @@ Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
 }  // namespace pointwise
 
 /// As the product of a matrix that is gathered from images whose channels lie side by side:
-/// conv/implicit/. No times were measured yet, so that it runs only where a policy is forced.
+/// conv/implicit/. No times were measured yet: it has a plan where a policy is forced, and no
+/// more.
 namespace implicit {
-Status why_not(const FusedConvProblem& problem, const DeviceProps& device);
 Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
                  const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan);
 }  // namespace implicit
 
-/// The operands of a call with strides as those of rows and columns: pixels and channels.
-Status turn(const ConvBuffers& buffers, Operand* operands, Operand* after_operands) noexcept;
+/// Operands with strides as those of rows and columns: of pixels and channels.
+struct TurnedOperands {
+  Operand program[kMaxSteps], after[kMaxSteps];
+};
+
+/// What a plan of pixels as rows takes over from a call of a convolution: all but x, weight, out
+/// and workspace. `linear` points into `operands` then.
+Status hand_on(const ConvBuffers& buffers, TurnedOperands* operands, FusedBuffers* linear) noexcept;
 
 }  // namespace cutfuse::conv

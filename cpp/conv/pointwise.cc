@@ -100,6 +100,8 @@ Status PointwisePlan::pack(const ConstTensor4& weight, void* packed, void* strea
 
 Status PointwisePlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {
   FusedBuffers linear;
+  TurnedOperands operands;
+  if (Status status = hand_on(buffers, &operands, &linear); !status.ok()) return status;
   linear.x = {buffers.x.data, problem_.pixel_stride, buffers.x.strides[1], problem_.conv.dtype};
   linear.weight = matrix(buffers.weight);
   if (problem_.packed_weight && planes_ > 0) {
@@ -109,16 +111,8 @@ Status PointwisePlan::launch(const ConvBuffers& buffers, void* stream) const noe
     linear.weight_words =
         reinterpret_cast<const int32_t*>(static_cast<const char*>(buffers.packed) + words_at_);
   }
-  Operand operands[kMaxSteps], after_operands[kMaxSteps];
-  if (Status status = turn(buffers, operands, after_operands); !status.ok()) return status;
-  linear.operands = operands;
-  linear.operand_count = buffers.operand_count;
-  linear.after_operands = after_operands;
-  linear.after_operand_count = buffers.after_operand_count;
   linear.out = {buffers.out, problem_.conv.out_channels, problem_.conv.dtype};
-  linear.batch_norm = buffers.batch_norm;
   linear.workspace = buffers.workspace;
-  linear.promotion = buffers.promotion;
   return run(*plan_, linear, stream);
 }
 

@@ -3,12 +3,7 @@
 /// measured.
 #include "conv/implicit/prepare.h"
 
-#include <cuda_fp16.h>
-
-#include <algorithm>
-
 #include "core/launch.h"
-#include "device/values.cuh"
 #include "split/convert.cuh"
 
 namespace cutfuse::conv::implicit {

@@ -22,8 +22,7 @@ struct Measured {
 
 struct PrepareParams {
   gemm::Images images;
-  DType dtype = DType::kFloat32;  ///< of x and weight
-  int32_t planes = 0;             ///< of fp32; 0: 16-bit values as they are
+  int32_t planes = 0;  ///< of fp32; 0: 16-bit values as they are
 
   ConstTensor4 x;
   bool dense = false;            ///< an image's elements lie in one piece, in whatever order
