@@ -1,8 +1,6 @@
-"""Kernels of sm_80 on the host; test_kernels.py runs this file where the real library is not."""
+"""Kernels on the host; test_kernels.py runs this file with plugin.py."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from torch import Tensor
 
 import pycutfuse as pcf
 from pycutfuse import support
-from pycutfuse.program import encode
 from pycutfuse.testing import (
     exact_promotion,
     forced_conv_policy,
@@ -27,8 +24,8 @@ from pycutfuse.testing.forcing import Kind, conv_kinds_of, kinds_of
 from ..cases.conv import KINDS, ConvCase, laid_out
 from ..numerics.conv_common import bound_of, check, torch_conv, wide
 from . import session
+from .plugin import binding
 
-binding = session.open_library(Path(os.environ["CUTFUSE_EMULATED"]))
 GATHERED = binding.ConvPolicy(0, gemm=binding.GemmPolicy(0, 0, source=1))
 PIXELS = binding.ConvPolicy(0)
 
@@ -41,17 +38,32 @@ CASES = [
     ConvCase(16, 33, (5, 4), (6, 5), 2, padding="same"),
     ConvCase(24, 16, (4, 3), (6, 5), 2, transposed=True, padding=1),
 ]
+SHIFTED = [
+    ConvCase(8, 24, (3, 3), (9, 138), 2, padding=1),
+    ConvCase(3, 16, (5, 5), (23, 70), 2, stride=2, padding=2),
+    ConvCase(32, 16, (3, 3), (9, 71), 2, groups=2, dilation=2, padding=2),
+    ConvCase(16, 24, (3, 3), (7, 40), 2, transposed=True, stride=2, padding=1),
+]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 every_layout = pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gapped"])
 
 
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch, fused: None) -> Iterator[None]:
-    arena = session.install(monkeypatch, binding)
+def gathered(fused: None) -> Iterator[None]:
     with forced_conv_policy(GATHERED):
         yield
-    arena.check()
+
+
+@pytest.fixture
+def architecture(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, emulated: None
+) -> None:
+    device = binding.DeviceProps(major=request.param, minor=0, sm_count=4)
+    session.use_device(monkeypatch, device)
+
+
+every_architecture = pytest.mark.parametrize("architecture", [8, 9], indirect=True)
 
 
 def whole(shape: tuple[int, ...], seed: int) -> Tensor:
@@ -62,10 +74,13 @@ def randn(shape: tuple[int, ...], seed: int) -> Tensor:
     return generate("randn", shape, seed=seed)
 
 
+@every_architecture
 @every_kind
 @every_layout
 @every_case
-def test_convolutions_of_whole_numbers(kind: Kind, layout: str, case: ConvCase) -> None:
+def test_convolutions_of_whole_numbers(
+    kind: Kind, layout: str, case: ConvCase, architecture: None
+) -> None:
     tensors = case.draw(whole, layout=layout, dtype=kind[0])
     value = case.theirs(*wide(tensors))
     full = whole(value.shape, 4).to(kind[0])
@@ -78,18 +93,33 @@ def test_convolutions_of_whole_numbers(kind: Kind, layout: str, case: ConvCase) 
             assert result.stride() == case.theirs(*tensors).stride()
 
 
-@pytest.mark.parametrize("policy", binding.compiled_conv_policies(), ids=repr)
+CONV_POLICIES = pytest.mark.parametrize("policy", binding.compiled_conv_policies(), ids=repr)
+
+
+@CONV_POLICIES
 def test_convolutions_by_each_policy(policy: object) -> None:
-    kind, case = conv_kinds_of(policy)[0], CASES[1]
-    tensors = case.draw(whole, dtype=kind[0])
-    with forced_conv_policy(policy), exact_promotion():
-        result = case.ours(*tensors, precision=kind[1])
-    assert torch.equal(result, case.theirs(*wide(tensors)).to(kind[0]))
+    shifted = policy.tile_n > 0
+    taken = 0
+    for kind in conv_kinds_of(policy):
+        for case in SHIFTED if shifted else CASES[1:2]:
+            tensors = case.draw(whole, dtype=kind[0])
+            exact = case.theirs(*wide(tensors))
+            full = whole(exact.shape, 4).to(kind[0])
+            with forced_conv_policy(policy), exact_promotion(), guarded():
+                try:
+                    result = case.ours(*tensors, epilogue=(pcf.add(full),), precision=kind[1])
+                except NotImplementedError:
+                    assert shifted
+                    continue
+            assert torch.equal(result, (exact + full.double()).to(kind[0])), str(case)
+            taken += 1
+    assert taken > 0
 
 
+@every_architecture
 @every_kind
 @pytest.mark.parametrize("draw", ["randn", "rand", "lognormal"])
-def test_accuracy_of_convolutions(kind: Kind, draw: str) -> None:
+def test_accuracy_of_convolutions(kind: Kind, draw: str, architecture: None) -> None:
     case = CASES[0]
     made = case.draw(lambda shape, seed: generate(draw, shape, seed=seed), dtype=kind[0])
     exact, bound = case.theirs(*wide(made)), bound_of(case, *made)
@@ -102,12 +132,13 @@ def test_accuracy_of_convolutions(kind: Kind, draw: str) -> None:
     )
 
 
+@every_architecture
 @every_kind
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[6]], ids=str)
 def test_non_finite_values_stay_where_they_are_met(
-    kind: Kind, layout: str, bad: float, case: ConvCase
+    kind: Kind, layout: str, bad: float, case: ConvCase, architecture: None
 ) -> None:
     x, weight, bias = case.draw(randn, layout=layout, dtype=kind[0])
     for at in (0, -1):
@@ -123,9 +154,10 @@ def test_non_finite_values_stay_where_they_are_met(
         assert torch.equal(ours[..., 1:-1, 1:-1], inner[..., 1:-1, 1:-1])
 
 
+@every_architecture
 @every_kind
 @pytest.mark.parametrize("training", [True, False])
-def test_batch_norm(kind: Kind, training: bool) -> None:
+def test_batch_norm(kind: Kind, training: bool, architecture: None) -> None:
     case = CASES[0]
     tensors = case.draw(randn, layout="channels_last", dtype=kind[0])
     ours, exact = ([randn((24,), 5), generate("rand", (24,), seed=6) + 0.5] for _ in range(2))
@@ -145,8 +177,9 @@ def test_batch_norm(kind: Kind, training: bool) -> None:
         torch.testing.assert_close(own.double(), value, **tolerance)
 
 
+@every_architecture
 @every_kind
-def test_images_of_unlike_magnitudes_and_places(kind: Kind) -> None:
+def test_images_of_unlike_magnitudes_and_places(kind: Kind, architecture: None) -> None:
     case = CASES[0]
     x, weight, bias = case.draw(randn, layout="channels_last", dtype=kind[0])
     expected = case.ours(x, weight, precision=kind[1])
@@ -161,9 +194,10 @@ def test_images_of_unlike_magnitudes_and_places(kind: Kind) -> None:
     assert bias is not None
 
 
+@every_architecture
 @every_kind
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_packed_weights(kind: Kind, layout: str) -> None:
+def test_packed_weights(kind: Kind, layout: str, architecture: None) -> None:
     """As modules that are frozen have them."""
     case = ConvCase(64, 24, (3, 3), (7, 6), 2, bias=False, padding=1)
     x, weight, _ = case.draw(whole, layout=layout, dtype=kind[0])
@@ -199,14 +233,14 @@ def test_pixels_as_they_lie(kind: Kind) -> None:
 
 @pytest.mark.parametrize("policy", binding.compiled_policies(), ids=repr)
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
-@pytest.mark.parametrize("size", [(100, 72, 130), (65, 17, 64)], ids=str)
+@pytest.mark.parametrize("size", [(300, 200, 458), (65, 17, 64)], ids=str)
 def test_linear_layers(policy: object, layout: str, size: tuple[int, int, int]) -> None:
     (m, n, k), kind = size, kinds_of(policy)[0]
     x, weight = (strided(whole(s, i).to(kind[0]), layout) for i, s in enumerate([(m, k), (n, k)]))
     vector, full = whole((n,), 2).to(kind[0]), whole((m, n), 3).to(kind[0])
-    codes = encode((pcf.mul(vector), pcf.add(full), pcf.leaky_relu(0.5)))
+    steps = (pcf.mul(vector), pcf.add(full), pcf.leaky_relu(0.5))
     with forced_policy(policy), exact_promotion():
-        result = session.linear(x, weight, codes, [vector, full], kind[1])
+        result = pcf.ops.linear(x, weight, epilogue=steps, precision=kind[1])
     expected = F.linear(x.double(), weight.double()) * vector.double() + full.double()
     assert torch.equal(result, F.leaky_relu(expected, 0.5).to(kind[0]))
 
@@ -218,7 +252,7 @@ def test_few_rows_or_columns(kind: Kind, size: tuple[int, int, int]) -> None:
     k += -k % 8 if kind[0] is not torch.float32 else 59
     x, weight, full = (whole(s, 1).to(kind[0]) for s in ((m, k), (n, k), (m, n)))
     with exact_promotion():
-        result = session.linear(x, weight, encode((pcf.add(full),)), [full], kind[1])
+        result = pcf.ops.linear(x, weight, epilogue=(pcf.add(full),), precision=kind[1])
     expected = F.linear(x.double(), weight.double()) + full.double()
     assert torch.equal(result, expected.to(kind[0]))
 
@@ -229,7 +263,7 @@ def test_logsumexp_of_logits_that_are_not_stored(kind: Kind, size: tuple[int, in
     m, n, k = size
     x, weight, bias = (randn(s, 1).to(kind[0]) for s in ((m, k), (n, k), (n,)))
     x[1] *= 50
-    result = session.linear_logsumexp(x, weight, encode((pcf.add(bias),)), [bias], kind[1])
+    result = pcf.ops.linear_logsumexp(x, weight, epilogue=(pcf.add(bias),), precision=kind[1])
     expected = F.linear(*(one.double() for one in (x, weight, bias))).logsumexp(-1)
     rtol = 1e-6 if kind == KINDS[0] else 1e-3
     torch.testing.assert_close(result.double(), expected, rtol=rtol, atol=1e-4)

@@ -1,114 +1,233 @@
-// Threads of a block as coroutines that take turns where they wait for each other.
+#include "machine.h"
+
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
 #include <vector>
 
-#include "cuda_runtime.h"
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
 
 namespace emulated {
 namespace {
 
-constexpr size_t kStackBytes = 256 << 10;
-
-struct Thread {
-  ucontext_t context;
-  Place place;
-  bool ended;
-};
+constexpr size_t kStackBytes = 512 << 10;
 
 /// Those who have come, and how often all had.
 struct Meeting {
-  int waiting = 0, generation = 0;
+  unsigned waiting = 0, generation = 0;
+
+  void come(unsigned count) {
+    if (++waiting == count) {
+      waiting = 0;
+      ++generation;
+    }
+  }
+  void meet(unsigned count) {
+    const unsigned mine = generation;
+    come(count);
+    wait_until([&] { return generation != mine; });
+  }
+};
+
+struct Thread {
+  ucontext_t context;  // where it begins
+  jmp_buf place_left;  // and goes on
+  bool begun;
+  Place place;
+  bool ended;
+  bool (*ready)(void*);  // null: at once
+  void* data;
+  unsigned cluster_generation;
+};
+
+struct Block {
+  Meeting all;
+  std::array<Meeting, 16> named;
+  std::array<std::array<Meeting, kMostThreads>, 33> lanes;  // by how many, and their number
+  unsigned alive;
 };
 
 std::vector<Thread> threads;
-int current, alive;
+std::vector<Block> blocks;
+std::vector<Meeting> clusters;
+std::deque<std::function<void()>> deferred;
+unsigned current;
 ucontext_t home;
-Meeting block_meeting, lane_meetings[33][kMostThreads];  // by how many lanes, and their number
 void (*body)(void*);
-void* data;
+void* body_data;
 
-/// On to the next thread that has not ended, or home if there is none.
-void yield() {
-  ucontext_t* const from = &threads[current].context;
-  const int count = static_cast<int>(threads.size());
-  for (int step = 1; step <= count; ++step) {
-    const int next = (current + step) % count;
-    if (threads[next].ended) continue;
-    if (next == current) return;
-    current = next;
-    here = &threads[next].place;
-    swapcontext(from, &threads[next].context);
-    return;
+Block& my_block() { return blocks[here->number / here->block_size.x]; }
+
+[[noreturn]] void stuck() {
+  for (const Thread& thread : threads) {
+    if (thread.ended) continue;
+    std::fprintf(stderr, "thread %u of block %u waits forever\n", thread.place.thread.x,
+                 thread.place.block.x);
+    break;
   }
-  swapcontext(from, &home);
+  std::abort();
 }
 
-void meet(Meeting& meeting, int count) {
-  const int generation = meeting.generation;
-  if (++meeting.waiting == count) {
-    meeting.waiting = 0;
-    ++meeting.generation;
+void become(unsigned number) {
+  current = number;
+  here = &threads[number].place;
+  threadIdx = {here->thread.x, here->thread.y, here->thread.z};
+  blockIdx = {here->block.x, here->block.y, here->block.z};
+  blockDim = here->block_size;
+  gridDim = here->grid;
+}
+
+bool toss() {
+  static uint32_t state = 1;
+  state = state * 1664525 + 1013904223;
+  return state >> 31 != 0;
+}
+
+void do_first_deferred() {
+  const auto what = std::move(deferred.front());
+  deferred.pop_front();
+  what();
+}
+
+/// On to the next thread that can run, or home if all have ended.
+void yield() {
+  Thread* const from = &threads[current];
+  if (!deferred.empty() && toss()) do_first_deferred();
+  const auto count = static_cast<unsigned>(threads.size());
+  while (true) {
+    bool ended = true;
+    for (unsigned step = 1; step <= count; ++step) {
+      const unsigned next = current + step < count ? current + step : current + step - count;
+      Thread& thread = threads[next];
+      if (thread.ended) continue;
+      ended = false;
+      if (thread.ready != nullptr && !thread.ready(thread.data)) continue;
+      thread.ready = nullptr;
+      if (next == current) return;
+      become(next);
+      // Not swapcontext, which asks the kernel for the signal mask.
+      if (_setjmp(from->place_left) != 0) return;
+      if (thread.begun) _longjmp(thread.place_left, 1);
+      thread.begun = true;
+      setcontext(&thread.context);
+    }
+    if (!deferred.empty()) {
+      do_first_deferred();
+    } else if (ended) {
+      setcontext(&home);
+    } else {
+      stuck();
+    }
   }
-  while (meeting.generation == generation) yield();
 }
 
 void start() {
-  body(data);
+  body(body_data);
+  end_thread();
+  Block& block = my_block();
   threads[current].ended = true;
-  --alive;
-  if (alive > 0 && block_meeting.waiting == alive) {
-    block_meeting.waiting = 0;
-    ++block_meeting.generation;
+  --block.alive;
+  if (block.alive > 0 && block.all.waiting == block.alive) {
+    block.all.waiting = 0;
+    ++block.all.generation;
   }
   yield();
 }
 
-void run_block() {
-  block_meeting = {};
-  for (auto& meetings : lane_meetings)
-    std::fill(std::begin(meetings), std::end(meetings), Meeting{});
-  alive = static_cast<int>(threads.size());
-  current = 0;
-  here = &threads[0].place;
+/// Blocks first ... first + count - 1, numbered along x first.
+void run_together(unsigned first, unsigned count, dim3 grid, dim3 size, unsigned cluster) {
+  static auto* const stacks =
+      static_cast<char*>(mmap(nullptr, kStackBytes * kMostThreads * 16, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  static auto* const shared =
+      static_cast<unsigned char*>(std::aligned_alloc(1024, kSharedBytes * 32));
+  if (count > 32 || count * size.x > kMostThreads * 16 || kSharedBytes % 1024 != 0) std::abort();
+  std::memset(shared, 0xff, size_t(kSharedBytes) * count);  // NaN
+  threads.resize(count * size.x);
+  blocks.assign(count, Block{});
+  clusters.assign(count / cluster, Meeting{});
+  for (unsigned number = 0; number < threads.size(); ++number) {
+    Thread& thread = threads[number];
+    const unsigned block = first + number / size.x;
+    thread.place = {dim3(number % size.x, 0, 0),
+                    dim3(block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y),
+                    grid,
+                    size,
+                    cluster,
+                    number,
+                    shared + size_t(kSharedBytes) * (number / size.x)};
+    thread.ended = thread.begun = false;
+    thread.ready = nullptr;
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = stacks + number * kStackBytes;
+    thread.context.uc_stack.ss_size = kStackBytes;
+    makecontext(&thread.context, start, 0);
+  }
+  for (Block& block : blocks) block.alive = size.x;
+  become(0);
+  threads[0].begun = true;
   swapcontext(&home, &threads[0].context);
 }
 
 }  // namespace
 
 const Place* here;
-alignas(1024) unsigned char shared[kSharedBytes];
 
-void meet_block() { meet(block_meeting, alive); }
-void meet_lanes(int lanes) {
-  const int first = current / lanes * lanes;
-  meet(lane_meetings[lanes][current / lanes],
-       std::min(lanes, static_cast<int>(threads.size()) - first));
+unsigned char* shared_of(unsigned rank) {
+  const unsigned block = here->number / here->block_size.x;
+  return here->shared +
+         (std::ptrdiff_t(rank) - block % here->cluster) * std::ptrdiff_t(kSharedBytes);
 }
 
-void run(dim3 grid, dim3 block, void (*new_body)(void*), void* new_data) {
-  static auto* const stacks =
-      static_cast<char*>(mmap(nullptr, kStackBytes * kMostThreads, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+void wait_until(bool (*ready)(void*), void* data) {
+  if (ready(data)) return;
+  threads[current].ready = ready;
+  threads[current].data = data;
+  yield();
+}
+
+void pause() { yield(); }
+
+void later(std::function<void()> what) { deferred.push_back(std::move(what)); }
+
+void meet_block() { my_block().all.meet(my_block().alive); }
+void meet_lanes(int lanes) {
+  const int me = here->thread.x, first = me / lanes * lanes;
+  const int count = std::min<int>(lanes, here->block_size.x - first);
+  my_block().lanes[lanes][me / lanes].meet(count);
+}
+unsigned turn_of_lanes(int lanes) {
+  return my_block().lanes[lanes][here->thread.x / lanes].generation % 2;
+}
+void meet_named(unsigned name, unsigned count, bool wait) {
+  Meeting& meeting = my_block().named.at(name);
+  wait ? meeting.meet(count) : meeting.come(count);
+}
+void meet_cluster(bool arrive, bool wait) {
+  Meeting& meeting = clusters[here->number / here->block_size.x / here->cluster];
+  Thread& me = threads[current];
+  if (arrive) {
+    me.cluster_generation = meeting.generation;
+    meeting.come(here->cluster * here->block_size.x);
+  }
+  if (wait) wait_until([&] { return meeting.generation != me.cluster_generation; });
+}
+
+void run(dim3 grid, dim3 block, unsigned cluster, bool all, void (*new_body)(void*), void* data) {
   body = new_body;
-  data = new_data;
-  threads.resize(block.x);
-  for (unsigned z = 0; z < grid.z; ++z) {
-    for (unsigned y = 0; y < grid.y; ++y) {
-      for (unsigned x = 0; x < grid.x; ++x) {
-        for (unsigned t = 0; t < block.x; ++t) {
-          Thread& thread = threads[t];
-          thread.place = {dim3(t, 0, 0), dim3(x, y, z), grid};
-          thread.ended = false;
-          getcontext(&thread.context);
-          thread.context.uc_stack.ss_sp = stacks + t * kStackBytes;
-          thread.context.uc_stack.ss_size = kStackBytes;
-          makecontext(&thread.context, start, 0);
-        }
-        run_block();
-      }
-    }
+  body_data = data;
+  const unsigned count = grid.x * grid.y * grid.z, step = all ? count : cluster;
+  for (unsigned first = 0; first < count; first += step) {
+    run_together(first, step, grid, block, cluster);
   }
 }
 

@@ -21,7 +21,23 @@ const char* version() noexcept { return "0"; }
 const char* build_info() noexcept { return "emulated"; }
 const char* architectures() noexcept { return "emulated"; }
 
-bool can_encode(const TensorBoxes&) noexcept { return false; }
-Status encode_boxes(const TensorBoxes&, CUtensorMap*) noexcept { return not_emulated(); }
-
 }  // namespace cutfuse
+
+// The runtime, as far as host code asks it.
+extern "C" {
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 0;
+  return cudaErrorInvalidValue;
+}
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*,
+                                           const cudaLaunchConfig_t* config) {
+  *clusters = static_cast<int>(config->gridDim.x / config->attrs[0].val.clusterDim.x);
+  return cudaSuccess;
+}
+const char* cudaGetErrorString(cudaError_t) { return "an error"; }
+}

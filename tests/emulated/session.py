@@ -17,17 +17,7 @@ import torch
 from torch import Tensor
 
 from pycutfuse import _loader, support
-from pycutfuse.ops import (
-    _conv_batch_norm_raw,
-    _conv_launch,
-    _conv_raw,
-    _frozen,
-    _gate,
-    _launch,
-    _linear,
-    _linear_logsumexp,
-    _workspace,
-)
+from pycutfuse.ops import _conv_launch, _frozen, _gate, _launch, _logsumexp, _workspace
 
 ALIGNMENT = 256
 CANARY = 512
@@ -85,31 +75,20 @@ class Arena:
 
 def install(patch: pytest.MonkeyPatch, binding: Any) -> Arena:
     """Take the operators to the kernels, as far as one test goes."""
-    device, arena = binding.DeviceProps(major=8, minor=0, sm_count=8), Arena()
+    arena = Arena()
+    use_device(patch, binding.DeviceProps(sm_count=4))
     patch.setattr(support, "device_problem", lambda index: None)
-    patch.setattr(support, "device_props", lambda index: device)
     patch.setattr(_gate, "_ON_CPU", _gate._DTYPES)
-    for one in (_conv_raw, _conv_batch_norm_raw):
-        patch.setattr(one, "forward", one._forward_cuda)
-    for module in (_conv_launch, _frozen, _launch):
+    for module in (_conv_launch, _frozen, _launch, _logsumexp):
         patch.setattr(module, "raw_stream", lambda index: 0)
     patch.setattr(_workspace, "scratch", arena.scratch)
     patch.setattr(_workspace, "allocate", arena.scratch)
     # A policy is forced: the plan says what it does not take.
     patch.setattr(support, "conv_why_not", lambda problem: None)
-    _launch.clear_caches()
     return arena
 
 
-def linear(x: Tensor, weight: Tensor, codes: Any, operands: Any, precision: str) -> Tensor:
-    """The kernel of `pycutfuse.ops.linear`."""
-    head = (x, weight, None, None, list(codes.codes), list(codes.constants))
-    return _linear._forward_cuda(*head, operands, precision)
-
-
-def linear_logsumexp(
-    x: Tensor, weight: Tensor, codes: Any, operands: Any, precision: str
-) -> Tensor:
-    """As `linear`, of `pycutfuse.ops.linear_logsumexp`."""
-    head = (x, weight, None, None, list(codes.codes), list(codes.constants))
-    return _linear_logsumexp._forward_cuda(*head, operands, precision)
+def use_device(patch: pytest.MonkeyPatch, device: Any) -> None:
+    """Plan for `device`: of few multiprocessors, as all their blocks may have to run at once."""
+    patch.setattr(support, "device_props", lambda index: device)
+    _launch.clear_caches()

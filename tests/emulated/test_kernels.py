@@ -11,6 +11,7 @@ from ..packaging.building import NVCC
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = "tests/emulated/kernels.py"
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "tests.emulated.plugin")
 GROUPS = ("of_whole_numbers", "convolutions and not whole", "finite or norm", "rest")
 
 
@@ -28,7 +29,7 @@ def test_emulated_kernels(group: str) -> None:
     path = library()
     assert path is not None, "no build made tests/emulated; `make build` does"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, KERNELS],
+        [sys.executable, "-m", "pytest", *OPTIONS, "-k", chosen, KERNELS],
         cwd=ROOT,
         env={**os.environ, "CUTFUSE_EMULATED": str(path), "PYTEST_ADDOPTS": ""},
         capture_output=True,

@@ -7,13 +7,11 @@ namespace cutfuse {
 
 inline void wait_for_previous_kernels() {}
 
-/// Runs the kernel to its end. What it does not write of shared memory is NaN.
+/// Runs the kernel to its end.
 template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t, void*,
               Arguments&&... arguments) noexcept {
-  std::memset(emulated::shared, 0xff, sizeof(emulated::shared));
-  auto body = [&] { kernel(arguments...); };
-  emulated::run(grid, block, [](void* data) { (*static_cast<decltype(body)*>(data))(); }, &body);
+  emulated::run(grid, block, 1, false, [&] { kernel(arguments...); });
   return {};
 }
 

@@ -5,12 +5,12 @@
 namespace cutfuse {
 
 inline uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - emulated::shared);
+  return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - emulated::here->shared);
 }
-inline unsigned char* dynamic_shared() { return emulated::shared; }
+inline unsigned char* dynamic_shared() { return emulated::here->shared; }
 inline int2 load_shared(uint32_t address) {
   int2 words;
-  std::memcpy(&words, emulated::shared + address, sizeof(words));
+  std::memcpy(&words, emulated::here->shared + address, sizeof(words));
   return words;
 }
 template <int kBytes>

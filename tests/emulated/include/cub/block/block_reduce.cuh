@@ -1,5 +1,7 @@
 #pragma once
 
+#include <numeric>
+
 #include "cuda_runtime.h"
 
 namespace cub {
@@ -12,11 +14,10 @@ class WarpReduce {
   explicit WarpReduce(TempStorage&) {}
   template <class Merge>
   T Reduce(T mine, const Merge& merge) {
-    T merged = emulated::of_lane(mine, 0, kThreads);
-    for (unsigned lane = 1; lane < kThreads; ++lane) {
-      merged = merge(merged, emulated::of_lane(mine, lane, kThreads));
-    }
-    return merged;
+    const auto merged = [&](const T* all) {
+      return std::accumulate(all + 1, all + kThreads, *all, merge);
+    };
+    return emulated::of_lanes(mine, merged, kThreads);
   }
 };
 

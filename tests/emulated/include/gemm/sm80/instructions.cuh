@@ -10,9 +10,9 @@ inline void copy_async(uint32_t to, const void* from, bool inside) {
   const bool aligned = to % 16 == 0 && (!inside || reinterpret_cast<uintptr_t>(from) % 16 == 0);
   if (!aligned) std::abort();
   if (inside) {
-    std::memcpy(emulated::shared + to, from, 16);
+    std::memcpy(emulated::here->shared + to, from, 16);
   } else {
-    std::memset(emulated::shared + to, 0, 16);
+    std::memset(emulated::here->shared + to, 0, 16);
   }
 }
 
@@ -22,7 +22,7 @@ inline void load_matrices(uint32_t address, uint32_t& r0, uint32_t& r1, uint32_t
   uint32_t* const to[] = {&r0, &r1, &r2, &r3};
   for (unsigned i = 0; i < 4; ++i) {
     const uint32_t row = emulated::of_lane(address, 8 * i + lane / 4);
-    std::memcpy(to[i], emulated::shared + row + lane % 4 * 4, 4);
+    std::memcpy(to[i], emulated::here->shared + row + lane % 4 * 4, 4);
   }
 }
 

@@ -1,0 +1,14 @@
+// The kernels of sm_90 that are emulated.
+#pragma once
+
+#include <vector>
+
+#include "conv/shift/params.h"
+#include "gemm/launcher.h"
+
+namespace cutfuse::emulated_kernels {
+
+std::vector<gemm::Instance> gemms_of_matrices(), gemms_of_images();
+std::vector<conv::shift::Instance> shifts();
+
+}  // namespace cutfuse::emulated_kernels
