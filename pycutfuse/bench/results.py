@@ -213,6 +213,18 @@ class SizesResult:
         """Sizes that our kernels ran."""
         return sum(entry.path == "fused" for entry in self.entries)
 
+    @property
+    def share_taken(self) -> float:
+        """`taken` of all sizes."""
+        return self.taken / len(self.entries) if self.entries else 0.0
+
+    @property
+    def mean_of_taken(self) -> float | None:
+        """Geometric mean of the ratios of what our kernels ran."""
+        ratios = [e.ratio() for e in self.entries if e.path == "fused"]
+        found = [ratio for ratio in ratios if ratio is not None]
+        return geometric_mean(found) if found else None
+
     def reasons(self) -> dict[str, int]:
         """Path and reason of the sizes that PyTorch ran for us, and how many there are."""
         found: dict[str, int] = {}

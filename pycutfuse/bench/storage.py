@@ -43,6 +43,8 @@ def to_json(run: results.Run) -> str:
             "mean_count": len(sizes.comparable),
             "worst_compile": min(sizes.ratios(results.COMPILE_TUNED), default=None),
             "taken": sizes.taken,
+            "share_taken": sizes.share_taken,
+            "mean_of_taken": sizes.mean_of_taken,
             "not_fused": sizes.reasons(),
         }
         for entry, size in zip(item["entries"], sizes.entries, strict=True):

@@ -164,7 +164,7 @@ def sizes(results: Sequence[SizesResult]) -> Table:
     if timed:
         compiled = any(result.ratios(COMPILE) for result in results)
         slowest = "slowest to the faster of eager and compile" if compiled else "slowest to eager"
-        columns += ["taken", slowest, f"below {NO_SLOWER}x", "mean"]
+        columns += ["taken", slowest, f"below {NO_SLOWER}x", "mean", "mean of taken"]
         columns += ["mean, floor above 20 µs", "slowest to max-autotune"]
     rows = []
     for result in results:
@@ -179,10 +179,11 @@ def _ratios(result: SizesResult) -> list[str]:
     mean = f"{factor(result.mean)} of {len(result.comparable)}"
     slowest = f"{factor(min(compiled, default=None))} of {len(compiled)}"
     return [
-        str(result.taken),
+        f"{result.taken} ({result.share_taken:.0%})",
         factor(min(ratios, default=None)),
         str(len(result.losers)) if ratios else NOTHING,
         factor(result.mean_of_all),
+        factor(result.mean_of_taken),
         mean if result.mean is not None else NOTHING,
         slowest if compiled else NOTHING,
     ]

@@ -170,7 +170,7 @@ def test_sizes_are_summarised_and_losers_are_named():
     run = _run(sizes=[SizesResult("sizes", "ieee", [_size(4.0), _size(1.0), left, loser])])
     assert run.passed
     markdown = report.markdown(run)
-    assert "| ieee | 4 | 4 | 3 | 0.90x | 1 | 1.38x | 1.53x of 3 | - |" in markdown
+    assert "| ieee | 4 | 4 | 3 (75%) | 0.90x | 1 | 1.38x | 1.53x | 1.53x of 3 | - |" in markdown
     assert "sizes (ieee): 7x200x300 below eager: 0.90x (at first 0.80x), fused" in markdown
     assert "sizes (ieee): 1 hand-over: faster there" in markdown
 

@@ -141,6 +141,9 @@ def test_what_is_taken_and_the_mean_of_all_are_counted():
     left = _entry(1.0, path="hand-over", reason="faster", floor_s=1e-6)
     found = SizesResult("conv_sizes", "tf32", [_entry(4.0), left])
     assert (found.taken, found.mean_of_all) == (1, pytest.approx(2.0))
+    assert (found.share_taken, found.mean_of_taken) == (0.5, pytest.approx(4.0))
+    none = SizesResult("conv_sizes", "tf32", [left])
+    assert (none.share_taken, none.mean_of_taken) == (0.0, None)
 
 
 def test_what_pytorch_ran_is_counted_by_reason():
