@@ -92,7 +92,7 @@ class SizesCase:
     ----------
     largest : int
         ``"linear"``: of M, N and K, each log-uniform from 1. ``"conv2d"``: elements of the input,
-        and of the result. ``"resnet50"``: images.
+        and of the result, as of ``"conv_breadth"``. ``"resnet50"``: images.
     compiled : int
         How many of them are also compared with torch.compile max-autotune.
     """
@@ -102,14 +102,17 @@ class SizesCase:
     largest: int
     compiled: int
     seed: int = 0
-    family: Literal["linear", "conv2d", "resnet50"] = "linear"
+    family: Literal["linear", "conv2d", "conv_breadth", "resnet50"] = "linear"
     channels_last: bool = False
 
     def reduced(self) -> SizesCase:
         """This case at the size for the CPU."""
-        count, largest = {"linear": (10, 256), "conv2d": (10, 2**15), "resnet50": (4, 1)}[
-            self.family
-        ]
+        count, largest = {
+            "linear": (10, 256),
+            "conv2d": (10, 2**15),
+            "conv_breadth": (10, 2**15),
+            "resnet50": (4, 1),
+        }[self.family]
         return replace(self, count=count, largest=largest)
 
     def quick(self) -> SizesCase:

@@ -21,6 +21,8 @@ CONV_TRANSPOSE2D = ConvShape(8, 32, 512, 1024, 32, kernel=3, transposed=True)
 BATCH_NORM = ConvShape(128, 8, 128, 128, 64, kernel=3)
 
 GIGABYTE_OF_FLOATS = 1_000_000_000 // 4
+MOST_ELEMENTS = 2**26
+"""Of a tensor of `pycutfuse.bench.conv_breadth`."""
 
 
 class Conv2dBatchNormScale(nn.Module):
@@ -119,6 +121,7 @@ CONV_CASES: tuple[Case | SizesCase, ...] = (
     *_founding(),
     *(_channels_last(case) for case in _founding()),
     SizesCase("conv_sizes", 24, GIGABYTE_OF_FLOATS, compiled=0, family="conv2d"),
+    SizesCase("conv_breadth", 60, MOST_ELEMENTS, compiled=0, family="conv_breadth"),
     SizesCase("resnet50", 23, 64, compiled=0, family="resnet50"),
     SizesCase("resnet50_channels_last", 23, 64, compiled=0, family="resnet50", channels_last=True),
 )

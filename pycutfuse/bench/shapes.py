@@ -62,8 +62,9 @@ class ConvShape:
 
     Attributes
     ----------
-    kernel, stride, padding : int
-        In both directions.
+    kernel, stride, padding, dilation, output_padding : int
+        In both directions; output_padding is a transposed convolution's.
+    groups : int
     transposed : bool
         Of torch.nn.ConvTranspose2d.
     channels_last : bool
@@ -80,10 +81,23 @@ class ConvShape:
     padding: int = 0
     transposed: bool = False
     channels_last: bool = False
+    dilation: int = 1
+    groups: int = 1
+    output_padding: int = 0
 
     def __str__(self) -> str:
+        """Sizes, then what differs from its default: results of plain shapes are stored by these.
+
+        Examples
+        --------
+        >>> str(ConvShape(8, 6, 9, 9, 12, kernel=3)), str(ConvShape(8, 6, 9, 9, 12, 3, dilation=2))
+        ('8x6x9x9-12k3s1p0', '8x6x9x9-12k3s1p0d2')
+        """
         image = "x".join(map(str, self.input_size))
-        return f"{image}-{self.out_channels}k{self.kernel}s{self.stride}p{self.padding}"
+        text = f"{image}-{self.out_channels}k{self.kernel}s{self.stride}p{self.padding}"
+        text += f"d{self.dilation}" if self.dilation > 1 else ""
+        text += f"g{self.groups}" if self.groups > 1 else ""
+        return text + (f"o{self.output_padding}" if self.output_padding else "")
 
     @property
     def input_size(self) -> tuple[int, int, int, int]:
@@ -104,10 +118,28 @@ class ConvShape:
         return self.batch, self.out_channels, self._made(self.height), self._made(self.width)
 
     def _made(self, size: int) -> int:
-        rest = self.kernel - 2 * self.padding
+        rest = self.reach - 2 * self.padding
         if self.transposed:
-            return (size - 1) * self.stride + rest
+            return (size - 1) * self.stride + rest + self.output_padding
         return (size - rest) // self.stride + 1
+
+    @property
+    def reach(self) -> int:
+        """Pixels from the filter's first tap to its last, both included."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def columns(self) -> int:
+        """Values that the filter meets in an image, which PyTorch gathers to convolve in float64.
+
+        Examples
+        --------
+        >>> ConvShape(8, 3, 9, 9, 16, kernel=3).columns
+        1323
+        """
+        size = self.input_size if self.transposed else self.output_size
+        channels = self.out_channels if self.transposed else self.channels
+        return channels // self.groups * self.kernel**2 * size[2] * size[3]
 
     @property
     def contractions(self) -> list[tuple[int, int, int]]:
@@ -119,7 +151,7 @@ class ConvShape:
         """Two for each product of a filter's tap."""
         size = self.input_size if self.transposed else self.output_size
         pixels = size[0] * size[2] * size[3]
-        return 2 * pixels * self.channels * self.out_channels * self.kernel**2
+        return 2 * pixels * self.channels * self.out_channels // self.groups * self.kernel**2
 
     def laid_out(self, x: Tensor) -> Tensor:
         """`x` in the memory format of the case."""
@@ -138,5 +170,5 @@ class ConvShape:
         >>> str(ConvShape(256, 3, 224, 224, 96, kernel=11, stride=4, padding=2).reduced())
         '2x3x28x28-96k11s4p2'
         """
-        height, width = (max(self.kernel, size // divisor) for size in (self.height, self.width))
+        height, width = (max(self.reach, size // divisor) for size in (self.height, self.width))
         return replace(self, batch=min(2, self.batch), height=height, width=width)

@@ -18,6 +18,7 @@ from pycutfuse.bench import flags, replay, route, timing, usage
 from pycutfuse.bench.case import Case, SizesCase
 from pycutfuse.bench.cases import at_shape
 from pycutfuse.bench.compare import DISTRIBUTIONS, compare_models, draw_weights
+from pycutfuse.bench.conv_breadth import breadth
 from pycutfuse.bench.conv_cases import conv2d, random_convolutions, resnet50
 from pycutfuse.bench.problem import describe
 from pycutfuse.bench.results import (
@@ -65,6 +66,8 @@ def problems(case: SizesCase) -> list[Case]:
     """The problems of a case, in order."""
     if case.family == "resnet50":
         return resnet50(case)
+    if case.family == "conv_breadth":
+        return breadth(case)
     if case.family == "conv2d":
         return [conv2d(str(shape), shape) for shape in random_convolutions(case)]
     return [at_shape(*size) for size in random_sizes(case)]
@@ -179,10 +182,10 @@ def _compiled(models: list[nn.Module], inputs: list[Tensor], mode: str) -> Calla
 
 
 def _named(case: Case) -> str:
-    """Sizes of a problem: M, N and K in this order, or as `ConvShape` writes them."""
+    """Sizes of a problem: M, N and K in this order, or a convolution's name, which says them."""
     if isinstance(case.shape, Shape):
         return f"{case.shape.m}x{case.shape.n}x{case.shape.k}"
-    return str(case.shape)
+    return case.name
 
 
 def _line(entry: SizeResult) -> str:

@@ -27,6 +27,10 @@ NOTHING = "-"
 SIZES = {
     "sizes": ("Random (M, N, K), log-uniform", "Linear, gelu"),
     "conv_sizes": ("Random convolutions, NCHW", "Conv2d"),
+    "conv_breadth": (
+        "Random convolutions of every kind, a third of them transposed, NCHW",
+        "Conv2d, ConvTranspose2d",
+    ),
     "resnet50": ("Convolutions of ResNet-50, 64 images, NCHW", "Conv2d, BatchNorm2d (eval), relu"),
     "resnet50_channels_last": (
         "Convolutions of ResNet-50, 64 images, channels_last",

@@ -98,8 +98,9 @@ def test_verifying_the_largest_case_holds_no_more_than_40_gigabytes():
     assert torch.cuda.max_memory_reserved() < 40e9
 
 
-def test_random_convolutions_are_timed_by_graph_replay():
-    (case,) = cases.select(["conv_sizes"])
+@pytest.mark.parametrize("name", ["conv_sizes", "conv_breadth"])
+def test_random_convolutions_are_timed_by_graph_replay(name):
+    (case,) = cases.select([name])
     found = run_sizes(replace(case, count=4, largest=2**22), QUICK, torch.device("cuda"))
     assert found.passed, found
     assert len(found.ratios()) == 4
