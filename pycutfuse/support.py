@@ -197,7 +197,13 @@ def conv_problem(problem: ConvProblem) -> "LibraryConvProblem":
 
 
 def conv_why_not(problem: ConvProblem) -> str | None:
-    """Say why no kernel takes the problem on its device, or None if one does."""
+    """Say why no kernel takes the problem on its device, or None if one does.
+
+    Where a policy is forced, its plan says what it does not take: it may take what none does that
+    is selected.
+    """
+    if knobs.conv_policy is not None:
+        return None
     props = device_props(problem.ordinal)
     reason: str | None = native().binding.conv_why_not(conv_problem(problem), props)
     return reason

@@ -43,8 +43,9 @@ def conv_kinds_of(policy: "ConvPolicy | None") -> tuple[Kind, ...]:
     """As `kinds_of`, of a policy of convolutions."""
     if policy is None:
         return KINDS
-    if policy.tile_n == 0 and policy.gemm.source == 1:
-        return kinds_of(policy.gemm)
+    if policy.tile_n == 0:
+        selects = policy.gemm.tile_m == 0  # one for each kind
+        return KINDS if selects else kinds_of(policy.gemm)
     return KINDS[:1] if policy.planes == 2 else KINDS[1:]
 
 
@@ -68,6 +69,10 @@ def forced_policy(policy: "GemmPolicy | None") -> Iterator[None]:
 @contextmanager
 def forced_conv_policy(policy: "ConvPolicy | None") -> Iterator[None]:
     """Launch convolutions with `policy`, one of ``_C.compiled_conv_policies()``.
+
+    Or with one that names a mechanism alone: ``_C.ConvPolicy(0)`` multiplies pixels as they lie,
+    and with ``gemm=_C.GemmPolicy(0, 0, source=1)`` gathers them; both select the rest. What is not
+    selected without being forced is launched, too.
 
     A call that it does not compute raises NotImplementedError. It is to be forced only on calls of
     a dtype and tier among `conv_kinds_of` it: on others it may not keep the tier's promise.

@@ -83,8 +83,6 @@ def install(patch: pytest.MonkeyPatch, binding: Any) -> Arena:
         patch.setattr(module, "raw_stream", lambda index: 0)
     patch.setattr(_workspace, "scratch", arena.scratch)
     patch.setattr(_workspace, "allocate", arena.scratch)
-    # A policy is forced: the plan says what it does not take.
-    patch.setattr(support, "conv_why_not", lambda problem: None)
     return arena
 
 

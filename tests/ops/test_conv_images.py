@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import pycutfuse as pcf
+from pycutfuse import config
 from pycutfuse.ops import _conv, _conv_batch_norm_raw, _conv_launch, _gate, _launch
 from pycutfuse.ops import _conv_raw as raw
 from pycutfuse.testing import forced_conv_policy, generate, guarded
@@ -76,3 +77,28 @@ def test_sixteen_bit_images_at_any_address(dtype: torch.dtype, shift: int) -> No
     for first in (0, 8, 3):
         part = wider[:, first : first + 8].copy_(x)
         torch.testing.assert_close(launch(case, part, weight, bias), expected)
+
+
+def test_what_only_a_forced_policy_takes_is_launched(binding: ConvBinding) -> None:
+    """Its plan says what it does not take, in place of what is selected."""
+    case = ConvCase(channels=130)
+    tensors = case.draw(draw)
+    torch.testing.assert_close(launch(case, *tensors), case.theirs(*tensors))
+    assert binding.launched == 1
+    prepared = _conv.prepare_conv2d(*tensors, **case.options, precision="ieee")
+    with forced_conv_policy(None):
+        refused = _conv_launch.lookup(prepared, "ieee")
+    assert refused == _launch.Refusal("more than 128 channels per group", False)
+
+
+def test_what_a_forced_policy_does_not_take_raises(
+    binding: ConvBinding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise NotImplementedError("an implicit GEMM has images of one group of channels")
+
+    monkeypatch.setattr(binding, "make_conv_plan", refuse)
+    case = ConvCase(groups=2)
+    with pytest.raises(NotImplementedError, match="one group"):
+        raw._forward_cuda(*raw.flat(_conv.prepare_conv2d(*case.draw(draw), **case.options)))
+    assert config.counters() == {"fallback": {}, "handover": {}}
