@@ -223,3 +223,14 @@ def make_conv_plan(problem: ConvProblem, policy: "ConvPolicy | None" = None) -> 
     props = device_props(problem.ordinal)
     plan: ConvPlan = native().binding.make_conv_plan(conv_problem(problem), props, policy)
     return plan
+
+
+def conv_mechanism(plan: "ConvPlan") -> str:
+    """Say in a few of its own words by which mechanism a plan convolves.
+
+    A plan's description has one line on the convolution: its sizes, then how it is computed.
+    """
+    lines = plan.describe().splitlines()
+    found = [line for line in lines if line.startswith(("convolution ", "transposed convolution "))]
+    words = (found or lines)[0].split(": ", 1)[-1].removeprefix(f"{plan.policy!r}, ")
+    return words.split(",")[0].removesuffix(" to NCHW").removesuffix(" to channels_last")

@@ -13,6 +13,7 @@ from torch import Tensor
 from pycutfuse import _loader, support
 from pycutfuse.ops import _conv_launch, _conv_packed, _launch
 from pycutfuse.reference import apply_program
+from pycutfuse.testing.repro import conv_calls
 from pycutfuse.testing.repro.taps import Taps
 
 from . import simulated
@@ -170,7 +171,7 @@ def install(patch: pytest.MonkeyPatch) -> ConvBinding:
     """Let the operators' CUDA kernels run on host memory through a new `ConvBinding`."""
     binding = ConvBinding()
     loaded = _loader.Native(binding, None)
-    for module in (support, _conv_launch, _conv_packed):
+    for module in (support, _conv_launch, _conv_packed, conv_calls):
         patch.setattr(module, "native", lambda: loaded)
     patch.setattr(support, "device_problem", lambda index: None)
     patch.setattr(support, "device_props", lambda index: SimpleNamespace(index=index))

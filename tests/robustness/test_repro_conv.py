@@ -173,7 +173,7 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     def faulty(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry, tier: str) -> Tensor:
         return fault(x, weight, bias, g, _convolution(x, weight, bias, g, tier))
 
-    drawn = [c for c in (draw_conv(seed, 2**14) for seed in range(600)) if concerns(name, c)]
+    drawn = [c for c in (draw_conv(seed, 2**14) for seed in range(1000)) if concerns(name, c)]
     assert all(check(config, "cpu").verdict == "correct" for config in drawn[:20])
     monkeypatch.setattr(_conv_raw, "torch_convolution", faulty)
     verdicts = Counter(check(config, "cpu").verdict for config in drawn)

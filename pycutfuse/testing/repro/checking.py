@@ -27,6 +27,7 @@ from pycutfuse.testing.repro.config import Config
 from pycutfuse.testing.repro.envelope import Rounding, as_rows
 from pycutfuse.testing.repro.gradients import typical_errors
 from pycutfuse.testing.repro.unchanged import changed, snapshot
+from pycutfuse.testing.repro.watching import mechanisms
 
 VERDICTS = ("correct", "rejected", "wrong", "crash", "unclean")
 FAILURES = ("wrong", "crash", "unclean")
@@ -48,6 +49,8 @@ class Outcome:
         The largest error of values over the promised one, and of gradients over torch's.
     detours : tuple of str
         Fallbacks and hand-overs with their reasons.
+    mechanism : str
+        By which the first convolution of ours was launched, in a plan's words; empty if none was.
     lost : bool
         The process cannot go on: the device is in a failed state.
     """
@@ -58,6 +61,7 @@ class Outcome:
     ratio: float = 0.0
     gradient_ratio: float = 0.0
     detours: tuple[str, ...] = ()
+    mechanism: str = ""
     lost: bool = False
 
 
@@ -74,8 +78,9 @@ def check(config: Config, device: str | torch.device) -> Outcome:
     where = torch.device(device)
     outer = settings.set_fallback_policy("silent")
     settings.reset_counters()
+    launched: list[str] = []
     try:
-        with flags(config.allow_tf32):
+        with flags(config.allow_tf32), mechanisms() as launched:
             found = _check(config, where)
     except Exception as error:
         found = _failure(config.seed, error, "the check itself raised")
@@ -84,7 +89,7 @@ def check(config: Config, device: str | torch.device) -> Outcome:
         settings.set_fallback_policy(outer)
         settings.reset_counters()
     detours = tuple(f"{kind}: {reason}" for kind in counted for reason in counted[kind])
-    return replace(found, detours=detours)
+    return replace(found, detours=detours, mechanism=launched[0] if launched else "")
 
 
 def _failure(seed: int, error: Exception, what: str) -> Outcome:

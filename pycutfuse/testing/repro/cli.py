@@ -148,6 +148,8 @@ def _one(job: Job, seed: int, path: Path | None) -> int:
     print(f"# {_line(outcome)}")
     for detour in outcome.detours:
         print(f"# {detour}")
+    if outcome.mechanism:
+        print(f"# by {outcome.mechanism}")
     return OK if totals.passed else FAILED
 
 
@@ -205,6 +207,7 @@ def _summary(job: Job, seeds: range, totals: Totals) -> str:
     lines += [f"  {totals.verdicts[name]:6d} {words}" for name, words in _WORDS.items()]
     lines.append(f"  {totals.detour_count('fallback'):6d} fallbacks")
     lines.append(f"  {totals.detour_count('handover'):6d} hand-overs")
+    lines += [f"  {count:6d} by {name}" for name, count in totals.mechanisms.most_common()]
     worst, gradient = totals.worst, totals.worst_gradient
     if worst is not None and gradient is not None:
         lines.append(
@@ -228,6 +231,7 @@ def _write(path: Path, job: Job, seeds: range, totals: Totals, seconds: float) -
         "fallbacks": totals.detour_count("fallback"),
         "handovers": totals.detour_count("handover"),
         "detours": dict(totals.detours.most_common()),
+        "mechanisms": dict(totals.mechanisms.most_common()),
         "above_promise": totals.above_promise,
         "worst": asdict(totals.worst) if totals.worst else None,
         "worst_gradient": asdict(totals.worst_gradient) if totals.worst_gradient else None,

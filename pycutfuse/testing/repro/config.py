@@ -22,7 +22,7 @@ class Config:
     call : {"ops", "module"}
     policy : int or None
         Forces that one of the compiled policies which compute the call's dtype at its tier,
-        counted modulo their number.
+        counted modulo their number; of a convolution, one of each mechanism in turn.
     hands_over : bool
         PyTorch runs what it is expected to run faster, as for users; else kernels run that too.
     backward : tuple of str

@@ -26,6 +26,7 @@ from pycutfuse.testing.repro.tensors import IMAGE_LAYOUTS, TensorRecipe, draw_la
 
 BATCHES = (0, 1, 1, 1, 2, 2, 2, 3, 4, 5, 8, 17)
 CHANNELS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 70)
+RICH = (16, 40, 64, 72, 96, 104, 128, 136, 192, 256)  # what is read in whole vectors
 OUT_CHANNELS = (*CHANNELS, 79, 95, 96, 97, 127, 128, 129, 160, 191, 192, 193, 200)
 GROUPS = (2, 2, 3, 4, 8, 16)
 KERNELS = (1, 1, 2, 3, 3, 3, 3, 4, 5, 5, 6, 7, 8, 9, 11)
@@ -47,6 +48,9 @@ FILLS = {
     "zeros": 1,
 }
 SCALED = ("rows", "planes", "images", "wide")
+# Of calls that are drawn so that it can run them, though others may as well: products of pixels as
+# they lie, and of pixels that are gathered.
+MECHANISMS = {None: 35, "pixels": 30, "images": 35}
 _PATIENCE = 100  # sizes that are tried before the filter becomes a pixel
 PADDING_MODES = ("reflect", "replicate", "circular")
 
@@ -189,6 +193,17 @@ class _Sizes:
             made.output_padding = _short((rng.randint(0, most[0]), rng.randint(0, most[1])), rng)
         return made
 
+    def suit(self, rng: random.Random, mechanism: str | None) -> None:
+        """Change what one of `MECHANISMS` does not take."""
+        if mechanism is None:
+            return
+        self.channels = rng.choice((self.channels * self.groups, *RICH))
+        self.out_channels, self.groups = self.out_channels * self.groups, 1
+        if self.transposed or mechanism == "pixels":
+            self.stride, self.output_padding = 1, 0
+        if mechanism == "pixels":
+            self.kernel, self.padding = (1, 1), rng.choice((0, (0, 0)))
+
     def config(self) -> ConvConfig:
         """A call of these sizes and no more."""
         inner, outer = self.groups * self.channels, self.groups * self.out_channels
@@ -261,6 +276,8 @@ def draw(seed: int, limit: int) -> ConvConfig:
     rng = random.Random(f"conv {seed}")
     kind = rng.choices(("conv2d", "conv_transpose2d", "conv2d_batch_norm"), (40, 30, 30))[0]
     sizes = _Sizes.draw(rng, kind == "conv_transpose2d")
+    mechanism = rng.choices(tuple(MECHANISMS), tuple(MECHANISMS.values()))[0]
+    sizes.suit(rng, mechanism)
     unbatched = kind != "conv2d_batch_norm" and rng.random() < 0.1
     sizes.batch = 1 if unbatched else sizes.batch
     sizes.fit(rng, limit)
@@ -268,11 +285,15 @@ def draw(seed: int, limit: int) -> ConvConfig:
     if unbatched:
         config = replace(config, x=TensorRecipe(config.x.shape[1:]))
     dtype = draw_dtype(rng)
+    if mechanism is not None and rng.random() < 0.25:
+        dtype = rng.choice(HALF)
     tail = BatchNorm.draw(rng, dtype) if kind == "conv2d_batch_norm" else None
     integers = dtype == "float32" and tail is None and rng.random() < 0.15
     config = _with_tensors(rng, config, dtype, tail, integers=integers)
     handling = draw_handling(rng, config.call) | {"allow_tf32": rng.random() < 0.5}
     config = replace(config, **handling)
+    if mechanism is not None:
+        config = _suited(rng, config, 0.9 if mechanism == "pixels" else 0.6)
     one_value = math.prod(config.value_shape) == config.n
     training = isinstance(tail, BatchNorm) and tail.training
     config = finish(rng, config, MISTAKES, invalid_anyway=training and one_value)
@@ -303,6 +324,18 @@ def _with_tensors(
             after = (_scaling(rng, shape, dtype), *after)
     made = replace(config, x=x, weight=weight, bias=bias, program=program, after=after)
     return replace(made, tail=tail, call=call)
+
+
+def _suited(rng: random.Random, config: ConvConfig, last: float) -> ConvConfig:
+    """Draw a policy for one of `MECHANISMS`, and make so many images channels_last."""
+    if rng.random() < last:
+        x = replace(config.x, layout="channels_last")
+        weight = config.weight
+        if rng.random() < 0.7:
+            weight = replace(weight, layout="channels_last")
+        config = replace(config, x=x, weight=weight)
+    policy = rng.randrange(1000) if rng.random() < 0.75 else None
+    return replace(config, policy=policy)
 
 
 def _scaling(rng: random.Random, shape: tuple[int, ...], dtype: str) -> StepRecipe:

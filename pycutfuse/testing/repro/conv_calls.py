@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from pycutfuse import config as settings
 from pycutfuse import nn as modules
-from pycutfuse import ops
+from pycutfuse import ops, support
 from pycutfuse._loader import native
 from pycutfuse.geometry import memory_format
 from pycutfuse.ops import _conv_call, _conv_launch
 from pycutfuse.ops._conv import prepare_conv2d, prepare_conv_transpose2d
 from pycutfuse.program import encode
-from pycutfuse.support import make_conv_plan
 from pycutfuse.testing import forced_conv_policy
 from pycutfuse.testing.forcing import conv_kinds_of
 from pycutfuse.testing.repro.case import Case
@@ -160,7 +159,7 @@ class ConvCalls:
         return module(case.tensors["x"], *given)
 
     def forced(self, case: Case) -> AbstractContextManager[None]:
-        """One of ``_C.compiled_conv_policies()``."""
+        """A policy of any mechanism that can plan the call."""
         policy = _policy(case)
         return nullcontext() if policy is None else forced_conv_policy(policy)
 
@@ -183,14 +182,25 @@ def _below_range(config: ConvConfig, x: Tensor, weight: Tensor, rounding: Roundi
 
 
 def _policy(case: Case) -> Any:
-    """The first compiled policy from the one on that the configuration names which can plan it.
+    """The policy that the configuration names, of those that can plan the call; None without any.
 
-    None if none can. torch's flags are already those of the configuration.
+    They are counted by mechanism first, as some have many policies and others few. torch's flags
+    are already those of the configuration.
     """
-    config, binding = _config(case), native().binding
-    if config.policy is None or config.padding_mode != "zeros" or not torch.cuda.is_available():
+    number, found = _config(case).policy, _policies(case)
+    if number is None or not found:
         return None
-    policies = list(getattr(binding, "compiled_conv_policies", list)())
+    chosen = list(found.values())[number % len(found)]
+    return chosen[number // len(found) % len(chosen)]
+
+
+def _policies(case: Case) -> dict[str, list[Any]]:
+    """Policies that can plan the call, by mechanism."""
+    config, binding = _config(case), native().binding
+    if config.policy is None or config.padding_mode != "zeros":
+        return {}
+    if support.device_problem(torch.empty(0, device=case.device).get_device()) is not None:
+        return {}
     prepare: Any = prepare_conv_transpose2d if config.transposed else prepare_conv2d
     tensors = [case.tensors.get(name) for name in ("x", "weight", "bias")]
     try:
@@ -202,15 +212,25 @@ def _policy(case: Case) -> Any:
         problem = _conv_launch._problem(call, shape, tier, last)
         problem = problem._replace(tail=config.tail_name, after=encode(after))
     except (TypeError, ValueError, RuntimeError, KeyError):
-        return None
-    kind = problem.dtype, problem.tier
-    for at in range(len(policies)):
-        policy = policies[(config.policy + at) % len(policies)]
-        if kind not in conv_kinds_of(policy):
-            continue
-        try:
-            make_conv_plan(problem, policy)
-        except (KeyError, ValueError, RuntimeError, NotImplementedError):
-            continue
-        return policy
-    return None
+        return {}
+    if 0 in shape:
+        return {}
+    found: dict[str, list[Any]] = {}
+    for policy in _compiled(binding):
+        if (problem.dtype, problem.tier) in conv_kinds_of(policy):
+            try:
+                plan = support.make_conv_plan(problem, policy)
+            except (KeyError, ValueError, RuntimeError, NotImplementedError):
+                continue
+            found.setdefault(support.conv_mechanism(plan), []).append(policy)
+    return found
+
+
+def _compiled(binding: Any) -> list[Any]:
+    """Every compiled policy, and those that name a mechanism alone, of kernels of linear layers."""
+    found = list(getattr(binding, "compiled_conv_policies", list)())
+    if not found or not hasattr(binding, "ConvPolicy"):
+        return found
+    found += [binding.ConvPolicy(0, gemm=gemm) for gemm in binding.compiled_policies()]
+    gathers = binding.ConvPolicy(0, gemm=binding.GemmPolicy(0, 0, source=1))
+    return [*found, binding.ConvPolicy(0), gathers]

@@ -134,6 +134,7 @@ class Totals:
 
     verdicts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(VERDICTS, 0)))
     detours: Counter[str] = field(default_factory=Counter)
+    mechanisms: Counter[str] = field(default_factory=Counter)
     failures: list[Outcome] = field(default_factory=list)
     worst: Outcome | None = None
     worst_gradient: Outcome | None = None
@@ -143,6 +144,7 @@ class Totals:
         """Count one outcome."""
         self.verdicts[outcome.verdict] += 1
         self.detours.update(outcome.detours)
+        self.mechanisms.update([outcome.mechanism] if outcome.mechanism else [])
         if outcome.verdict in FAILURES:
             self.failures.append(outcome)
             return
