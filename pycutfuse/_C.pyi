@@ -241,14 +241,15 @@ def merge_logsumexp_partials(
 class ConvPolicy:
     """How a convolution is computed; its repr is code that can be pasted back."""
 
-    tile_n: int  # pixels of one tensor-core instruction; 0: a matrix product, by `gemm`
+    tile_n: int  # pixels of one tensor-core instruction; 0: see `gemm` and `direct`
     planes: int  # fp16 planes of x and of the weight: 2 at ieee
     element: int  # DType of the planes, or of the tensors: 1 float16, 2 bfloat16
     m_blocks: int  # of 64 output channels at once
     strip: int  # output columns of a strip of the image; 0: whole rows
     chunk: int  # input channels, with their phases, in shared memory at once
     stages: int
-    gemm: GemmPolicy
+    gemm: GemmPolicy  # of a matrix product
+    direct: int  # fp32 without tensor cores: 1 what suits, 2 any filter, 3, 5, 7: its size; 0: no
     def __init__(
         self,
         tile_n: int,
@@ -259,6 +260,7 @@ class ConvPolicy:
         chunk: int = 0,
         stages: int = 2,
         gemm: GemmPolicy = ...,  # the one that is selected
+        direct: int = 0,
     ) -> None: ...
     def __eq__(self, other: object) -> bool: ...
     def __repr__(self) -> str: ...

@@ -73,8 +73,10 @@ PlanHandle make(const FusedConvProblem& problem, const DeviceProps& device,
 }
 
 ConvPolicy make_policy(int32_t tile_n, int32_t planes, int32_t element, int32_t m_blocks,
-                       int32_t strip, int32_t chunk, int32_t stages, const GemmPolicy& gemm) {
-  return {tile_n, planes, static_cast<DType>(element), m_blocks, strip, chunk, stages, gemm};
+                       int32_t strip, int32_t chunk, int32_t stages, const GemmPolicy& gemm,
+                       int32_t direct) {
+  return {tile_n, planes, static_cast<DType>(element), m_blocks, strip, chunk,
+          stages, gemm,   static_cast<Direct>(direct)};
 }
 
 py::list policy_list() {
@@ -133,7 +135,7 @@ void add_conv(py::module_& module) {
   using namespace py::literals;
   py::class_<ConvPolicy>(module, "ConvPolicy")
       .def(py::init(&make_policy), "tile_n"_a, "planes"_a = 1, "element"_a = 1, "m_blocks"_a = 1,
-           "strip"_a = 0, "chunk"_a = 0, "stages"_a = 2, "gemm"_a = GemmPolicy{})
+           "strip"_a = 0, "chunk"_a = 0, "stages"_a = 2, "gemm"_a = GemmPolicy{}, "direct"_a = 0)
       .def_readwrite("tile_n", &ConvPolicy::tile_n)
       .def_readwrite("planes", &ConvPolicy::planes)
       .def_property(
@@ -144,6 +146,9 @@ void add_conv(py::module_& module) {
       .def_readwrite("chunk", &ConvPolicy::chunk)
       .def_readwrite("stages", &ConvPolicy::stages)
       .def_readwrite("gemm", &ConvPolicy::gemm)
+      .def_property(
+          "direct", [](const ConvPolicy& policy) { return static_cast<int32_t>(policy.direct); },
+          [](ConvPolicy& policy, int32_t direct) { policy.direct = static_cast<Direct>(direct); })
       .def(
           "__eq__", [](const ConvPolicy& a, const ConvPolicy& b) { return a == b; },
           py::is_operator())

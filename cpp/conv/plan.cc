@@ -101,8 +101,10 @@ Status make_conv_plan(const FusedConvProblem& problem, const DeviceProps& device
   } else {
     const bool product =
         forced != nullptr ? forced->tile_n == 0 : conv::is_pointwise(problem, device);
+    const bool direct = forced != nullptr && forced->direct != Direct::kNone;
     const bool implicit = forced != nullptr && forced->gemm.source == Source::kImages;
     const auto make = !product   ? conv::shift::make_plan
+                      : direct   ? conv::direct::make_plan
                       : implicit ? conv::implicit::make_plan
                                  : conv::pointwise::make_plan;
     if (Status status = make(problem, device, forced, &made); !status.ok()) return status;

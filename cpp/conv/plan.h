@@ -46,6 +46,16 @@ Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
                  const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan);
 }  // namespace implicit
 
+/// Of few channels a group, in fp32 without tensor cores: conv/direct/. No times were measured yet:
+/// it has a plan where a policy is forced, and no more.
+namespace direct {
+Status why_not(const FusedConvProblem& problem, const DeviceProps& device);
+Status why_slower(const FusedConvProblem& problem, const DeviceProps& device);
+double expected(const FusedConvProblem& problem, const DeviceProps& device);
+Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
+                 const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan);
+}  // namespace direct
+
 /// Operands with strides as those of rows and columns: of pixels and channels.
 struct TurnedOperands {
   Operand program[kMaxSteps], after[kMaxSteps];

@@ -195,7 +195,15 @@ Status select_policy(const FusedConvProblem& problem, const DeviceProps& device,
 bool operator==(const ConvPolicy& a, const ConvPolicy& b) noexcept {
   return a.tile_n == b.tile_n && a.planes == b.planes && a.element == b.element &&
          a.m_blocks == b.m_blocks && a.strip == b.strip && a.chunk == b.chunk &&
-         a.stages == b.stages && a.gemm == b.gemm;
+         a.stages == b.stages && a.gemm == b.gemm && a.direct == b.direct;
+}
+
+std::string to_string(Direct kernel) {
+  if (kernel == Direct::kNone) return "Direct::kNone";
+  if (kernel == Direct::kSelected) return "Direct::kSelected";
+  if (kernel == Direct::kAny) return "Direct::kAny";
+  const std::string taps = std::to_string(static_cast<int32_t>(kernel));
+  return "Direct::k" + taps + "x" + taps;
 }
 
 std::string to_string(const ConvPolicy& policy) {
@@ -203,6 +211,7 @@ std::string to_string(const ConvPolicy& policy) {
   std::snprintf(text, sizeof(text), "ConvPolicy{%d, %d, DType::%s, %d, %d, %d, %d", policy.tile_n,
                 policy.planes, policy.element == DType::kBFloat16 ? "kBFloat16" : "kFloat16",
                 policy.m_blocks, policy.strip, policy.chunk, policy.stages);
+  if (policy.direct != Direct::kNone) return text + (", {}, " + to_string(policy.direct)) + "}";
   return text + (policy.tile_n == 0 ? ", " + to_string(policy.gemm) + "}" : std::string("}"));
 }
 
@@ -229,6 +238,13 @@ int32_t compiled_policies(ConvPolicy* policies, int32_t capacity) noexcept {
       policies[found].planes = gathers[i].promote_k > 0 ? 2 : 1;
       policies[found].element = gathers[i].element;
       policies[found].gemm = gemm::policy_of(gathers[i]);
+    }
+    ++found;
+  }
+  for (const Direct kernel : {Direct::kAny, Direct::k3x3, Direct::k5x5, Direct::k7x7}) {
+    if (found < capacity) {
+      policies[found] = ConvPolicy{};
+      policies[found].direct = kernel;
     }
     ++found;
   }

@@ -57,10 +57,14 @@ struct FusedConvProblem {
   int64_t pixel_stride = 0;
 };
 
+/// Kernels that sum in fp32 without tensor cores, of fewer than 8 channels a group: for any filter,
+/// or for one size at stride 1 or 2. kSelected stands for the one that suits the problem.
+enum class Direct : int32_t { kNone = 0, kSelected = 1, kAny = 2, k3x3 = 3, k5x5 = 5, k7x7 = 7 };
+
 /// Everything that selects and configures one compiled kernel.
 struct ConvPolicy {
-  int32_t tile_n = 0;               ///< pixels of one tensor-core instruction; 0: see `gemm`
-  int32_t planes = 1;               ///< fp16 planes of x and of the weight: 2 at ieee
+  int32_t tile_n = 0;  ///< pixels of one tensor-core instruction; 0: see `gemm` and `direct`
+  int32_t planes = 1;  ///< fp16 planes of x and of the weight: 2 at ieee
   DType element = DType::kFloat16;  ///< of the planes, or of the tensors
   int32_t m_blocks = 1;  ///< blocks of 64 output channels at once: 2, or 2 blocks of pixels
   int32_t strip = 0;     ///< output columns of a strip of the image; 0: whole rows
@@ -70,10 +74,13 @@ struct ConvPolicy {
   /// gathered; nothing else is read then. As it is by default, but for the source, it stands for
   /// the one that is selected.
   GemmPolicy gemm;
+  Direct direct = Direct::kNone;  ///< if it is one, tile_n is 0 and nothing else is read
 };
 
 CUTFUSE_API bool operator==(const ConvPolicy& a, const ConvPolicy& b) noexcept;
 CUTFUSE_API std::string to_string(const ConvProblem& problem);
+/// "Direct::k3x3".
+CUTFUSE_API std::string to_string(Direct kernel);
 /// Can be pasted back as code.
 CUTFUSE_API std::string to_string(const ConvPolicy& policy);
 
@@ -91,7 +98,8 @@ struct ConvBuffers {
   const void* packed = nullptr;  ///< if problem.packed_weight
   /// Host arrays. Strides of an operand are of channels and of pixels of a plane: (0, 0) a scalar,
   /// (s, 0) a per-channel vector, (out_height * out_width, 1) a contiguous tensor of out's shape. A
-  /// plan with policy.tile_n 0 takes any strides, unless it gathers pixels and writes NCHW.
+  /// plan with policy.tile_n 0 takes any strides, unless it gathers pixels, or is direct, and
+  /// writes NCHW.
   const Operand* operands = nullptr;
   int32_t operand_count = 0;
   const Operand* after_operands = nullptr;

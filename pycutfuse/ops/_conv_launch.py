@@ -108,9 +108,12 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
     if call.snapshot is not None and plan.packed_bytes > 0:
         problem = problem._replace(packed=True)
         plan = _plan(problem, plan.policy)
-    product = plan.policy.tile_n == 0
-    by_pixels = product and (channels_last or plan.policy.gemm.source == 0)
-    lay_out = _conv_layout.by_pixels if by_pixels else _conv_layout.by_planes
+    direct = plan.policy.tile_n == 0 and plan.policy.direct != 0
+    product = plan.policy.tile_n == 0 and not direct
+    gathers = direct or (product and plan.policy.gemm.source == 1)
+    by_pixels = (product and not gathers) or (gathers and channels_last)
+    lay_out = _conv_layout.by_any_planes if direct else _conv_layout.by_planes
+    lay_out = _conv_layout.by_pixels if by_pixels else lay_out
     inner = lay_out(bias, call.operands, shape, channels_last)
     outer = lay_out(None, call.after_operands, shape, channels_last)
     for found in (inner, outer):

@@ -63,6 +63,17 @@ def by_planes(
     return Operands(flat, tuple(copies), shape)
 
 
+def by_any_planes(
+    bias: Tensor | None, operands: Sequence[Tensor], shape: tuple[int, ...], channels_last: bool
+) -> Operands | str:
+    """As `by_planes`, of an NCHW result and whatever broadcasts to it, copied where it must be."""
+    fitting = [
+        operand.expand(shape) if isinstance(_strides(operand, shape, False), str) else operand
+        for operand in operands
+    ]
+    return by_planes(bias, fitting, shape, channels_last)
+
+
 def _strides(operand: Tensor, shape: Sequence[int], channels_last: bool) -> tuple[int, int] | str:
     """Channel and pixel stride by which a kernel reads `operand`, or why it does not."""
     if operand.numel() == 1:

@@ -6,6 +6,7 @@ from pycutfuse import support
 from pycutfuse.testing.forcing import Kind, conv_kinds_of
 
 from ..cases.conv import HANDED_OVER, KERNEL, KINDS, ConvCase
+from ..cases.direct import DIRECT
 from .native import binding
 
 _C = binding()
@@ -50,7 +51,7 @@ def test_every_compiled_policy_takes_one_of_the_cases() -> None:
     assert policies
     for policy in policies:
         taken, refused = 0, []
-        for case in KERNEL:
+        for case in DIRECT if policy.direct else KERNEL:
             for kind in conv_kinds_of(policy):
                 if kind not in KINDS:
                     continue

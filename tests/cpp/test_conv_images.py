@@ -151,7 +151,7 @@ def test_batch_norm_in_training_of_channels_last() -> None:
 
 
 def test_policies_are_of_images_or_of_matrices() -> None:
-    gathers = [p for p in _C.compiled_conv_policies() if p.tile_n == 0]
+    gathers = [p for p in _C.compiled_conv_policies() if p.gemm.source == 1]
     assert {(p.planes, p.element) for p in gathers} >= {(2, 1), (1, 1)}
     for policy in gathers:
         tier, dtype = ("ieee", 0) if policy.planes == 2 else ("tf32", 2 * (policy.element == 2))

@@ -11,8 +11,12 @@ from ..packaging.building import NVCC
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = "tests/emulated/kernels.py"
+DIRECT = "tests/emulated/direct.py"
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "tests.emulated.plugin")
-GROUPS = ("of_whole_numbers", "convolutions and not whole", "finite or norm", "rest")
+GROUPS = {
+    KERNELS: ("of_whole_numbers", "convolutions and not whole", "finite or norm", "rest"),
+    DIRECT: ("whole_numbers", "finite or padding", "rest"),
+}
 
 
 def library() -> Path | None:
@@ -22,14 +26,16 @@ def library() -> Path | None:
 
 
 @pytest.mark.skipif(NVCC is None, reason="built where nvcc is")
-@pytest.mark.parametrize("group", GROUPS)
-def test_emulated_kernels(group: str) -> None:
-    others = " or ".join(f"({one})" for one in GROUPS[:-1])
+@pytest.mark.parametrize(
+    ("kernels", "group"), [(file, group) for file in GROUPS for group in GROUPS[file]]
+)
+def test_emulated_kernels(kernels: str, group: str) -> None:
+    others = " or ".join(f"({one})" for one in GROUPS[kernels][:-1])
     chosen = f"not ({others})" if group == "rest" else group
     path = library()
     assert path is not None, "no build made tests/emulated; `make build` does"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *OPTIONS, "-k", chosen, KERNELS],
+        [sys.executable, "-m", "pytest", *OPTIONS, "-k", chosen, kernels],
         cwd=ROOT,
         env={**os.environ, "CUTFUSE_EMULATED": str(path), "PYTEST_ADDOPTS": ""},
         capture_output=True,

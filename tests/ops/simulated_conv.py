@@ -83,7 +83,9 @@ class ConvBinding(simulated.Binding):
         packed = 4 * size * problem.kernel_h * problem.kernel_w
         key = f"{problem.precision} {problem.height % 2}"
         made = policy or SimpleNamespace(
-            tile_n=0 if is_by_pixels(problem) else 128, gemm=SimpleNamespace(source=0)
+            tile_n=0 if is_by_pixels(problem) else 128,
+            gemm=SimpleNamespace(source=0),
+            direct=0,
         )
         return Plan(problem, made, 0 if problem.dtype else 1000, packed, key)
 
@@ -109,12 +111,13 @@ class ConvBinding(simulated.Binding):
         self.last = {"workspace": workspace, "promotion": promotion, "stream": stream}
         self.last |= {"packed": packed, "problem": p}
         assert bool(packed) == p.packed_weight
-        gathers = plan.policy.tile_n == 0 and plan.policy.gemm.source == 1
-        by_pixels = plan.policy.tile_n == 0 and (p.channels_last or not gathers)
+        product = plan.policy.tile_n == 0 and not plan.policy.direct
+        gathers = product and plan.policy.gemm.source == 1
+        by_pixels = plan.policy.tile_n == 0 and (p.channels_last or (product and not gathers))
         if gathers and p.dtype and p.pixel_stride:
             assert x % 16 == 0
             images = _pixels(x, x_strides, p)
-        elif by_pixels and not gathers:
+        elif product and not gathers:
             assert is_by_pixels(p)
             images = _pixels(x, x_strides, p)
             assert not p.dtype or (x % 16 == weight % 16 == 0 and weight_strides[1] == 1)

@@ -16,7 +16,7 @@ from pycutfuse.testing import forced_conv_policy, generate, guarded
 from ..cases.conv import ConvCase, laid_out
 from .simulated_conv import ConvBinding, install
 
-IMPLICIT = SimpleNamespace(tile_n=0, gemm=SimpleNamespace(source=1))
+IMPLICIT = SimpleNamespace(tile_n=0, gemm=SimpleNamespace(source=1), direct=0)
 CASES = [
     ConvCase(8, 6, (3, 2), (9, 8), 3, stride=2, padding=1),
     ConvCase(16, 6, (1, 1), (7, 5), 2),
