@@ -13,6 +13,7 @@ from pycutfuse.testing import exact_promotion, forced_conv_policy, guarded, inte
 from pycutfuse.testing.forcing import Kind, conv_kinds_of
 
 from ..cases.conv import KERNEL, KINDS, ConvCase
+from ..cases.direct import DIRECT
 from .conv_common import wide
 
 pytestmark = pytest.mark.cuda
@@ -68,7 +69,8 @@ def test_forced_policies(policy, fused: None) -> None:
     assert policy is not None, "the native library has no policy of convolutions"
     taken, refused = 0, []
     with forced_conv_policy(policy):
-        for case, kind in product(KERNEL, (one for one in conv_kinds_of(policy) if one in KINDS)):
+        cases = DIRECT if policy.direct else KERNEL
+        for case, kind in product(cases, (one for one in conv_kinds_of(policy) if one in KINDS)):
             try:
                 exactly(case, kind)
             except NotImplementedError as error:
