@@ -40,13 +40,14 @@ class Host(TorchFunctionMode):
 
 
 def _on_host(value: Any) -> Any:
-    if isinstance(value, str | torch.device) and str(value).startswith("cuda"):
+    if isinstance(value, torch.device):
         return torch.device("cpu")
-    return value
+    return "cpu" if isinstance(value, str) and value.startswith("cuda") else value
 
 
 def pytest_configure() -> None:
     torch.cuda.device_count = lambda: 1
+    torch.cuda.current_device = lambda: 0
     torch.cuda.synchronize = lambda *_: None
     Host().__enter__()
 
