@@ -266,3 +266,23 @@ def test_logsumexp_of_logits_that_are_not_stored(kind: Kind, size: tuple[int, in
     expected = F.linear(*(one.double() for one in (x, weight, bias))).logsumexp(-1)
     rtol = 1e-6 if kind == KINDS[0] else 1e-3
     torch.testing.assert_close(result.double(), expected, rtol=rtol, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [(300, 200, 130), (700, 136, 64)], ids=str)
+@pytest.mark.parametrize("policy", [p for p in binding.compiled_policies() if p.arch == 90])
+def test_batch_norm_of_a_linear_layer(policy: object, size: tuple[int, int, int]) -> None:
+    """In training: blocks that run at once exchange their moments, of more rows a pass follows."""
+    (m, n, k), kind = size, kinds_of(policy)[0]
+    x, weight = (whole(shape, 1).to(kind[0]) for shape in ((m, k), (n, k)))
+    ours = [randn((n,), 5), generate("rand", (n,), seed=6) + 0.5]
+    exact = [one.double() for one in ours]
+    with forced_policy(policy), exact_promotion():
+        result = pcf.ops.linear_batch_norm(
+            x, weight, running_mean=ours[0], running_var=ours[1], training=True, precision=kind[1]
+        )
+    z = F.linear(x.double(), weight.double())
+    expected = F.batch_norm(z, *exact, training=True)
+    close = 1e-5 if kind[0] is torch.float32 else 2e-2
+    torch.testing.assert_close(result.double(), expected, rtol=close, atol=close)
+    for own, value in zip(ours, exact, strict=True):
+        torch.testing.assert_close(own.double(), value, rtol=1e-5, atol=1e-5)

@@ -193,8 +193,6 @@ def test_frozen_and_captured(kind: Kind, layout: str, fused: None) -> None:
 def test_more_than_2_31_elements(fused: None) -> None:
     """Of x and of the result, in both layouts."""
     case, kind = ConvCase(32, 32, (3, 3), (256, 256), 1100, padding=1, groups=32), KINDS[2]
-    if torch.cuda.get_device_properties(0).total_memory < 40 << 30:
-        pytest.skip("needs 40 GB")
     weight = whole((32, 1, 3, 3), 2).to("cuda", kind[0])
     for memory_format in (torch.contiguous_format, torch.channels_last):
         x = torch.zeros((1100, 32, 256, 256), device="cuda", dtype=kind[0])
