@@ -98,6 +98,7 @@ def read_fuzz(path: str | Path, environment: dict[str, Any]) -> Fuzz:
             counts={name: int(count) for name, count in data["counts"].items()},
             handovers=int(data["handovers"]),
             fallbacks=int(data["fallbacks"]),
+            mechanisms={name: int(count) for name, count in data.get("mechanisms", {}).items()},
         )
         torch = data["torch"]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

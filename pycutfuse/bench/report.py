@@ -180,26 +180,32 @@ def fuzz_lines(runs: Sequence[Fuzz]) -> list[str]:
             fuzz.device,
             fuzz.seeds[0],
         ):
-            names = [*last.counts, *(name for name in fuzz.counts if name not in last.counts)]
             joined[-1] = replace(
                 last,
                 seeds=(last.seeds[0], fuzz.seeds[1]),
-                counts={n: last.counts.get(n, 0) + fuzz.counts.get(n, 0) for n in names},
+                counts=_added(last.counts, fuzz.counts),
                 handovers=last.handovers + fuzz.handovers,
                 fallbacks=last.fallbacks + fuzz.fallbacks,
+                mechanisms=_added(last.mechanisms, fuzz.mechanisms),
             )
         else:
             joined.append(fuzz)
     return [fuzz_line(fuzz) for fuzz in joined]
 
 
+def _added(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
+    names = [*first, *(name for name in second if name not in first)]
+    return {name: first.get(name, 0) + second.get(name, 0) for name in names}
+
+
 def fuzz_line(fuzz: Fuzz) -> str:
     """One line of counts."""
     counts = ", ".join(f"{count} {name}" for name, count in fuzz.counts.items())
+    ran = ", ".join(f"{count} by {name}" for name, count in fuzz.mechanisms.items())
     return (
         f"Fuzzed {fuzz.family}, seeds {fuzz.seeds[0]} to {fuzz.seeds[1]} on {fuzz.device}: "
         f"{fuzz.total} configurations, {counts}; {fuzz.handovers} hand-overs, "
-        f"{fuzz.fallbacks} fallbacks"
+        f"{fuzz.fallbacks} fallbacks" + (f"; {ran}" if ran else "")
     )
 
 

@@ -260,7 +260,10 @@ class HostOverhead:
 
 @dataclass(frozen=True)
 class Fuzz:
-    """Counts of a range of seeds, from ``python -m pycutfuse.testing.repro --json``."""
+    """Counts of a range of seeds, from ``python -m pycutfuse.testing.repro --json``.
+
+    `mechanisms` are what convolutions ran by.
+    """
 
     family: str
     seeds: tuple[int, int]
@@ -268,6 +271,7 @@ class Fuzz:
     counts: dict[str, int]
     handovers: int = 0
     fallbacks: int = 0
+    mechanisms: dict[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:

@@ -105,6 +105,7 @@ def _fuzz_file(tmp_path, **changes):
         "counts": {"correct": 1500, "rejected": 500, "wrong": 0, "crash": 0, "unclean": 0},
         "fallbacks": 2,
         "handovers": 3,
+        "mechanisms": {"an implicit GEMM": 7},
     }
     path = tmp_path / "fuzz.json"
     path.write_text(json.dumps({**data, **changes}))
@@ -115,6 +116,7 @@ def test_the_fuzzers_counts_are_read(tmp_path):
     fuzz = merging.read_fuzz(_fuzz_file(tmp_path), ENVIRONMENT)
     assert (fuzz.family, fuzz.seeds, fuzz.total, fuzz.passed) == ("linear", (0, 1999), 2000, True)
     assert (fuzz.handovers, fuzz.fallbacks) == (3, 2)
+    assert fuzz.mechanisms == {"an implicit GEMM": 7}
 
 
 @pytest.mark.parametrize("change", [{"device": "NVIDIA H100"}, {"torch": "2.13.0"}])

@@ -30,6 +30,17 @@ def test_fuzzed_seeds_that_follow_each_other_are_one_line():
     ]
 
 
+def test_what_fuzzed_convolutions_ran_by_is_counted():
+    parts = [
+        Fuzz("conv", (0, 1), "H200", {"correct": 2}, mechanisms={"shift": 1, "direct": 1}),
+        Fuzz("conv", (2, 3), "H200", {"correct": 2}, mechanisms={"shift": 2}),
+    ]
+    assert report.fuzz_lines(parts) == [
+        "Fuzzed conv, seeds 0 to 3 on H200: 4 configurations, 4 correct; "
+        "0 hand-overs, 0 fallbacks; 3 by shift, 1 by direct"
+    ]
+
+
 def test_sizes_that_were_timed_again_are_counted():
     sizes = [replace(_size(1.0), first_ratio=0.9), replace(_size(0.9), first_ratio=0.8), _size(1.0)]
     markdown = report.markdown(_run(sizes=[SizesResult("sizes", "ieee", sizes)]))
