@@ -31,4 +31,16 @@ Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Moments
                  int64_t partial_count, const BatchNormBuffers& buffers, const DeviceProgram& after,
                  int32_t sm_count, void* stream) noexcept;
 
+/// A contiguous NCHW result.
+struct Planes {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  int64_t images = 0, channels = 0, pixels = 0;
+};
+
+/// As normalise(), of a result whose rows are the pixels of all images.
+Status normalise_planes(const Planes& planes, const Moments* partials, int64_t partial_count,
+                        const BatchNormBuffers& buffers, const DeviceProgram& after,
+                        void* stream) noexcept;
+
 }  // namespace cutfuse::batch_norm

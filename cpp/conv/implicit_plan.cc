@@ -13,6 +13,7 @@
 #include "core/status.h"
 #include "cutfuse/fused.h"
 #include "cutfuse/split.h"
+#include "fused/estimate.h"
 #include "fused/plan.h"
 
 namespace cutfuse::conv::implicit {
@@ -99,8 +100,6 @@ Status as_images(const FusedConvProblem& problem, Images* images, FusedProblem* 
   CUTFUSE_CHECK(is_narrow(p) || terms >= 64, Code::kNotSupported,
                 "sums of %.0f terms: the accuracy promise of an implicit GEMM holds from 64 on",
                 terms);
-  CUTFUSE_CHECK(!images->planes_out || problem.tail != Tail::kBatchNormTrain, Code::kNotSupported,
-                "an implicit GEMM has batch norm in training for channels_last results only");
   linear->gemm = {narrow(p.batch) * p.out_height * p.out_width, p.out_channels,
                   static_cast<int64_t>(images->taps()) * images->tap_channels(), p.precision,
                   p.dtype};
@@ -119,18 +118,10 @@ ConstTensor4 filters_of(const ConvProblem& p, const ConstTensor4& weight) {
   return {static_cast<const char*>(weight.data) + last * size_of(p.dtype), {c, n, -h, -w}};
 }
 
-/// Whether an image's elements lie in one piece, in whatever order.
-bool is_dense(const ConvProblem& p, const ConstTensor4& x) {
-  std::pair<int64_t, int64_t> dims[] = {
-      {x.strides[1], p.channels}, {x.strides[2], p.height}, {x.strides[3], p.width}};
-  std::sort(std::begin(dims), std::end(dims));
-  int64_t expected = 1;
-  for (const auto& [stride, size] : dims) {
-    if (size == 1) continue;
-    if (stride != expected) return false;
-    expected *= size;
-  }
-  return true;
+/// Whether channels that lie side by side are aligned fours of floats.
+bool reads_fours(const ConstTensor4& x) {
+  const auto [n, c, h, w] = x.strides;
+  return n % 4 == 0 && h % 4 == 0 && w % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
 class ImplicitPlan final : public MechanismPlan {
@@ -149,16 +140,16 @@ class ImplicitPlan final : public MechanismPlan {
     packed_bytes_ = packed.size();
     if (!problem_.packed_weight) fits_ = fits_ && arena_.add(packed_bytes_, &packed_);
     if (!reads_in_place(problem_)) {
-      const int64_t pixels = int64_t(images_.count) * images_.height * images_.width;
-      fits_ = fits_ && arena_.add(planes * pixels * images_.pixel_stride * 2, &x_planes_);
+      const int64_t pixels = int64_t(images_.height) * images_.width;
+      fits_ = fits_ &&
+              arena_.add(planes * images_.count * pixels * images_.pixel_stride * 2, &x_planes_);
+      const int64_t wanted = ceil_div(kBlocks * device().sm_count, images_.count);
+      parts_ = static_cast<int32_t>(std::min(wanted, ceil_div(pixels, kTilePixels)));
     }
     if (!is_narrow(problem_.conv)) {
-      const int64_t values = problem_.conv.channels * problem_.conv.height * problem_.conv.width;
-      const int64_t wanted = ceil_div(4 * int64_t(device().sm_count), images_.count);
-      parts_ =
-          static_cast<int32_t>(std::clamp<int64_t>(std::min(wanted, values / 8192), 1, kMostParts));
       fits_ = fits_ &&
               arena_.add(int64_t(images_.count) * parts_ * int64_t(sizeof(Measured)), &measured_) &&
+              arena_.add(int64_t(images_.count) * 4, &guesses_) &&
               arena_.add(gemm.m * 4, &row_words_);
     }
     fits_ = fits_ && arena_.add(plan_->workspace_bytes(), &inner_);
@@ -177,7 +168,7 @@ class ImplicitPlan final : public MechanismPlan {
   Status launch(const ConvBuffers& buffers, void* stream) const noexcept override;
 
  private:
-  static constexpr int64_t kMostParts = 64;  // every block of the next launch reads them
+  static constexpr int64_t kBlocks = 16;  // a multiprocessor, that convert x
 
   FusedConvProblem problem_;
   Images images_;
@@ -187,7 +178,7 @@ class ImplicitPlan final : public MechanismPlan {
   bool fits_ = true;
   int32_t parts_ = 0;
   int64_t packed_bytes_ = 0, filter_planes_ = 0, filter_words_ = 0;  // in what is packed
-  int64_t packed_ = 0, x_planes_ = 0, measured_ = 0, row_words_ = 0, inner_ = 0;
+  int64_t packed_ = 0, x_planes_ = 0, measured_ = 0, guesses_ = 0, row_words_ = 0, inner_ = 0;
 
   /// Whether the filters are read as they are.
   bool filters_in_place(const ConvBuffers& buffers) const noexcept;
@@ -208,11 +199,13 @@ std::string ImplicitPlan::describe() const {
   const bool narrow = is_narrow(problem_.conv);
   std::string text = problem_.packed_weight ? "the frozen weight is packed\n"
                      : narrow ? "pack weight unless it is channels_last with whole k-tiles\n"
-                              : "pack weight, measure x\n";
-  const std::string kind = planes_of(problem_.conv) == 2 ? "two scaled fp16 planes"
-                           : narrow                      ? "channels_last"
-                                                         : "one scaled fp16 plane";
-  if (!reads_in_place(problem_)) text += "x into " + kind + " of pixels\n";
+                              : "pack weight\n";
+  if (!reads_in_place(problem_)) {
+    text += narrow                          ? "x into channels_last"
+            : planes_of(problem_.conv) == 2 ? "x into two scaled fp16 planes of pixels"
+                                            : "x into one scaled fp16 plane of pixels";
+    text += narrow ? "\n" : ", again where its sampled scale was too large\n";
+  }
   return text + to_string(problem_.conv) + ": an implicit gemm\n" + plan_->describe();
 }
 
@@ -276,11 +269,12 @@ Status ImplicitPlan::launch(const ConvBuffers& buffers, void* stream) const noex
   if (problem_.packed_weight || in_place) params.weight.data = nullptr;
   params.x = buffers.x;
   params.by_channels = buffers.x.strides[1] == 1;
+  params.by_fours = params.by_channels && reads_fours(buffers.x);
+  params.parts = parts_;
   if (!reads_in_place(problem_)) params.x_planes = fused::at<void>(workspace, x_planes_);
   if (!is_narrow(p)) {
-    params.dense = is_dense(p, buffers.x);
-    params.parts = parts_;
     params.measured = fused::at<Measured>(workspace, measured_);
+    params.guesses = fused::at<int32_t>(workspace, guesses_);
     params.row_words = fused::at<int32_t>(workspace, row_words_);
   }
   if (Status status = prepare(params, stream); !status.ok()) return status;
@@ -306,9 +300,10 @@ Status ImplicitPlan::launch(const ConvBuffers& buffers, void* stream) const noex
 }
 
 /// As as_images(), where the device has a kernel for it.
-Status find(const FusedConvProblem& problem, const DeviceProps& device, Images* images,
+Status find(const FusedConvProblem& problem, const DeviceProps& device, fused::Links* links,
             FusedProblem* linear) {
-  if (Status status = as_images(problem, images, linear); !status.ok()) return status;
+  links->reads_images = true;
+  if (Status status = as_images(problem, &links->images, linear); !status.ok()) return status;
   if (Status status = cutfuse::why_not(*linear, device); !status.ok()) return status;
   CUTFUSE_CHECK(gemm::select_policy(linear->gemm, Source::kImages, device).tile_m > 0,
                 Code::kNotSupported, "this build has no implicit GEMM for %s",
@@ -316,25 +311,42 @@ Status find(const FusedConvProblem& problem, const DeviceProps& device, Images* 
   return {};
 }
 
+/// Microseconds of what packs tensors.
+double preparing(const FusedConvProblem& problem, const Images& images) {
+  // TODO fit
+  const ConvProblem& p = problem.conv;
+  const int32_t planes = planes_of(p);
+  const double pixels = double(p.batch) * p.height * p.width;
+  const double written = pixels * double(images.pixel_stride) * 2.0 * std::max(planes, 1);
+  const double x = pixels * double(p.channels) * double(size_of(p.dtype));
+  if (is_narrow(p)) return reads_in_place(problem) ? 2.5 : 5.0 + (x + written) / 3e6;
+  return 6.0 + (2.0 * x + written) / 3e6;
+}
+
 }  // namespace
+
+Status expect(const FusedConvProblem& problem, const DeviceProps& device, double* time) {
+  fused::Links links;
+  FusedProblem linear;
+  if (Status status = find(problem, device, &links, &linear); !status.ok()) return status;
+  *time = fused::expected(linear, links, device) + preparing(problem, links.images);
+  return {};
+}
 
 Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
                  const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan) {
-  Images images;
+  fused::Links links;
   FusedProblem linear;
-  if (Status status = find(problem, device, &images, &linear); !status.ok()) return status;
+  if (Status status = find(problem, device, &links, &linear); !status.ok()) return status;
   GemmPolicy unset;
   unset.source = Source::kImages;
   const bool selects = forced == nullptr || forced->gemm == unset;
-  fused::Links links;
-  links.reads_images = true;
-  links.images = images;
   std::unique_ptr<fused::FusedPlan> inner;
   if (Status status = fused::make(linear, device, selects ? nullptr : &forced->gemm, links, &inner);
       !status.ok()) {
     return status;
   }
-  auto made = std::make_unique<ImplicitPlan>(problem, images, std::move(inner));
+  auto made = std::make_unique<ImplicitPlan>(problem, links.images, std::move(inner));
   CUTFUSE_CHECK(made->fits(), Code::kInvalidValue, "the workspace of %s needs more than 2^63 bytes",
                 to_string(problem.conv).c_str());
   *plan = std::move(made);

@@ -1,8 +1,7 @@
 /// \file
-/// The mechanisms that run a convolution. Each has why_not, why_slower and make_plan as
-/// cutfuse/conv.h describes them, and expected(), the microseconds of a call; of problems that
-/// check_problem() accepts and that are not empty. All but why_not() want a problem that it
-/// accepts. They may throw std::bad_alloc.
+/// The mechanisms that run a convolution. Each has expect(), which says why it does not take a
+/// problem, or else the microseconds of a call, and make_plan() as cutfuse/conv.h describes it; of
+/// problems that check_problem() accepts and that are not empty. They may throw std::bad_alloc.
 #pragma once
 
 #include <memory>
@@ -22,36 +21,29 @@ class MechanismPlan : public ConvPlan {
 
 /// Straight from x, whatever its strides: conv/shift/.
 namespace shift {
-Status why_not(const FusedConvProblem& problem, const DeviceProps& device);
-Status why_slower(const FusedConvProblem& problem, const DeviceProps& device);
-double expected(const FusedConvProblem& problem, const DeviceProps& device);
+Status expect(const FusedConvProblem& problem, const DeviceProps& device, double* time);
 Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
                  const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan);
 }  // namespace shift
 
 /// A 1x1 convolution as the product of a matrix of pixels, by the kernels of a linear layer.
 namespace pointwise {
-Status why_not(const FusedConvProblem& problem, const DeviceProps& device);
-Status why_slower(const FusedConvProblem& problem, const DeviceProps& device);
-double expected(const FusedConvProblem& problem, const DeviceProps& device);
+Status expect(const FusedConvProblem& problem, const DeviceProps& device, double* time);
 Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
                  const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan);
 }  // namespace pointwise
 
 /// As the product of a matrix that is gathered from images whose channels lie side by side:
-/// conv/implicit/. No times were measured yet: it has a plan where a policy is forced, and no
-/// more.
+/// conv/implicit/.
 namespace implicit {
+Status expect(const FusedConvProblem& problem, const DeviceProps& device, double* time);
 Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
                  const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan);
 }  // namespace implicit
 
-/// Of few channels a group, in fp32 without tensor cores: conv/direct/. No times were measured yet:
-/// it has a plan where a policy is forced, and no more.
+/// Of few channels a group, in fp32 without tensor cores: conv/direct/.
 namespace direct {
-Status why_not(const FusedConvProblem& problem, const DeviceProps& device);
-Status why_slower(const FusedConvProblem& problem, const DeviceProps& device);
-double expected(const FusedConvProblem& problem, const DeviceProps& device);
+Status expect(const FusedConvProblem& problem, const DeviceProps& device, double* time);
 Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
                  const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan);
 }  // namespace direct

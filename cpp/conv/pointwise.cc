@@ -118,21 +118,12 @@ Status PointwisePlan::launch(const ConvBuffers& buffers, void* stream) const noe
 
 }  // namespace
 
-Status why_not(const FusedConvProblem& problem, const DeviceProps& device) {
+Status expect(const FusedConvProblem& problem, const DeviceProps& device, double* time) {
   FusedProblem linear;
   if (Status status = as_linear(problem, &linear); !status.ok()) return status;
-  return cutfuse::why_not(linear, device);
-}
-
-Status why_slower(const FusedConvProblem& problem, const DeviceProps& device) {
-  FusedProblem linear;
-  if (Status status = as_linear(problem, &linear); !status.ok()) return status;
-  return cutfuse::why_slower(linear, device);
-}
-
-double expected(const FusedConvProblem& problem, const DeviceProps& device) {
-  FusedProblem linear;
-  return as_linear(problem, &linear).ok() ? fused::expected(linear, device) : INFINITY;
+  if (Status status = cutfuse::why_not(linear, device); !status.ok()) return status;
+  *time = fused::expected(linear, {}, device);
+  return {};
 }
 
 Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,

@@ -274,27 +274,14 @@ Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcep
 
 namespace shift {
 
-Status why_not(const FusedConvProblem& problem, const DeviceProps& device) {
+Status expect(const FusedConvProblem& problem, const DeviceProps& device, double* time) {
   if (Status status = check_sums(problem, device); !status.ok()) return status;
   ConvPolicy policy;
   Layout layout;
-  return select_policy(problem, device, &policy, &layout);
-}
-
-double expected(const FusedConvProblem& problem, const DeviceProps& device) {
-  ConvPolicy policy;
-  Layout layout;
-  if (!select_policy(problem, device, &policy, &layout).ok()) return INFINITY;
-  return estimate(problem, policy, layout, device);
-}
-
-Status why_slower(const FusedConvProblem& problem, const DeviceProps& device) {
-  const double ours = expected(problem, device);
-  const double eager = estimate_eager(problem);
-  // What PyTorch needs at least it exceeds by a tenth nearly always.
-  CUTFUSE_CHECK(ours <= 1.1 * eager, Code::kNotSupported,
-                "%s: PyTorch is expected to be faster, no fewer than %.0f us against %.0f",
-                to_string(problem.conv).c_str(), eager, ours);
+  if (Status status = select_policy(problem, device, &policy, &layout); !status.ok()) {
+    return status;
+  }
+  *time = estimate(problem, policy, layout, device);
   return {};
 }
 

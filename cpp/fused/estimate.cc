@@ -81,13 +81,14 @@ double torchs(const FusedProblem& problem) {
 
 }  // namespace
 
-double fused::expected(const FusedProblem& problem, const DeviceProps& device) {
-  if (fused::is_skinny(problem)) return skinnys(problem, device);
+double fused::expected(const FusedProblem& problem, const Links& links,
+                       const DeviceProps& device) {
+  const GemmPolicy policy = fused::select_policy(problem, links, device);
+  if (policy.arch == kSkinny) return skinnys(problem, device);
   const auto [m, n, k, precision, dtype] = problem.gemm;
   const int32_t planes = plane_count(problem.gemm);
-  const GemmPolicy policy = fused::select_policy(problem, {}, device);
   double time = 6.0 + copying(problem.gemm);
-  if (planes > 0) {
+  if (planes > 0 && !links.reads_planes && !links.reads_images) {
     const double split =
         double(m) * double(k) + (problem.weight_planes ? 0.0 : double(n) * double(k));
     time += kLaunch + split * (4.0 + 2.0 * planes) / kBandwidth;
@@ -117,7 +118,7 @@ double fused::expected(const FusedProblem& problem, const DeviceProps& device) {
 
 Status why_slower(const FusedProblem& problem, const DeviceProps& device) noexcept try {
   if (!why_not(problem, device).ok()) return {};
-  const double here = fused::expected(problem, device);
+  const double here = fused::expected(problem, {}, device);
   const double there = torchs(problem);
   if (here <= there) {
     return {};

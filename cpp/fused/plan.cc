@@ -301,6 +301,12 @@ Status FusedPlan::launch(const FusedBuffers& buffers, const Linked& linked,
   if (!training() || exchanges) {
     return {};
   }
+  if (links_.reads_images && links_.images.planes_out) {
+    const batch_norm::Planes planes{buffers.out.data, buffers.out.dtype, links_.images.count, n,
+                                    links_.images.out_pixels()};
+    return batch_norm::normalise_planes(planes, call.epilogue.partials, partial_count(),
+                                        buffers.batch_norm, after, stream);
+  }
   return batch_norm::normalise(buffers.out, m, n, call.epilogue.partials, partial_count(),
                                buffers.batch_norm, after, device_.sm_count, stream);
 }

@@ -44,6 +44,7 @@ SHIFTED = [
     ConvCase(32, 16, (3, 3), (9, 71), 2, groups=2, dilation=2, padding=2),
     ConvCase(16, 24, (3, 3), (7, 40), 2, transposed=True, stride=2, padding=1),
 ]
+IN_PLANES = [("contiguous", CASES[1]), ("contiguous", CASES[3])]  # of 20 pixels, and of 15
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 every_layout = pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gapped"])
@@ -156,20 +157,26 @@ def test_non_finite_values_stay_where_they_are_met(
 @every_architecture
 @every_kind
 @pytest.mark.parametrize("training", [True, False])
-def test_batch_norm(kind: Kind, training: bool, architecture: None) -> None:
-    case = CASES[0]
-    tensors = case.draw(randn, layout="channels_last", dtype=kind[0])
-    ours, exact = ([randn((24,), 5), generate("rand", (24,), seed=6) + 0.5] for _ in range(2))
+@pytest.mark.parametrize(("layout", "case"), [("channels_last", CASES[0]), *IN_PLANES])
+def test_batch_norm(
+    kind: Kind, training: bool, layout: str, case: ConvCase, architecture: None
+) -> None:
+    tensors, features = case.draw(randn, layout=layout, dtype=kind[0]), (case.out_channels,)
+    ours, exact = ([randn(features, 5), generate("rand", features, seed=6) + 0.5] for _ in range(2))
     exact = [one.double() for one in exact]
+    value = case.theirs(*wide(tensors))
+    beside = randn(tuple(value.shape), 7).to(kind[0])
     result = pcf.ops.conv2d_batch_norm(
         *tensors,
-        padding=1,
+        stride=case.stride,
+        padding=case.padding,
         running_mean=ours[0],
         running_var=ours[1],
         training=training,
+        after=(pcf.add(beside), pcf.relu()),
         precision=kind[1],
     )
-    expected = F.batch_norm(case.theirs(*wide(tensors)), *exact, training=training)
+    expected = (F.batch_norm(value, *exact, training=training) + beside.double()).relu()
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if kind != KINDS[0] else {"rtol": 2e-6, "atol": 2e-5}
     torch.testing.assert_close(result.double(), expected, **tolerance)
     for own, value in zip(ours, exact, strict=True):

@@ -33,7 +33,7 @@ CASES = [
     ConvCase(96, 67, (1, 1), (15, 8), 2, stride=(2, 3)),
     ConvCase(72, 130, (3, 3), (3, 3), 129),  # results of one pixel
     ConvCase(16, 300, (5, 5), (13, 12), 3, padding="same"),
-    ConvCase(80, 48, (4, 3), (10, 9), 2, transposed=True, padding=1),
+    ConvCase(96, 48, (4, 3), (10, 9), 2, transposed=True, padding=1),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -83,30 +83,36 @@ def test_accuracy(kind: Kind, layout: str, draw: str, case: ConvCase, fused: Non
 
 
 @every_kind
-@pytest.mark.parametrize(
-    ("layout", "training"),
-    [("contiguous", False), ("channels_last", False), ("channels_last", True)],
-)
-def test_batch_norm(kind: Kind, layout: str, training: bool, fused: None) -> None:
-    case = CASES[0]
+@every_layout
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
+def test_batch_norm(
+    kind: Kind, layout: str, training: bool, residual: bool, case: ConvCase, fused: None
+) -> None:
     tensors, features = drawn(case, kind, layout), case.out_channels
     mean, var = generate("randn", (features,), seed=5), generate("rand", (features,), seed=6) + 0.5
     ours, theirs, exact = ([one.cuda() for one in (mean, var)] for _ in range(3))
+    exact = [one.double() for one in exact]
+    value = F.batch_norm(case.theirs(*wide(tensors)), *exact, training=training)
+    beside = generate("randn", tuple(value.shape), seed=7).to("cuda", kind[0]) if residual else None
     with guarded():
         result = pcf.ops.conv2d_batch_norm(
             *tensors,
-            padding=1,
+            stride=case.stride,
+            padding=case.padding,
             running_mean=ours[0],
             running_var=ours[1],
             training=training,
+            after=() if beside is None else (pcf.add(beside), pcf.relu()),
             precision=kind[1],
         )
-    exact = [one.double() for one in exact]
-    expected = F.batch_norm(case.theirs(*wide(tensors)), *exact, training=training)
-    value = torch_conv(case, *tensors, tier=kind[1])
-    check(result, F.batch_norm(value, *theirs, training=training), expected, kind)
-    for own, other, value in zip(ours, theirs, exact, strict=True):
-        check(own, other, value, kind)
+    plain = F.batch_norm(torch_conv(case, *tensors, tier=kind[1]), *theirs, training=training)
+    if beside is not None:
+        value, plain = (value + beside.double()).relu(), (plain + beside).relu()
+    check(result, plain, value, kind)
+    for own, other, wanted in zip(ours, theirs, exact, strict=True):
+        check(own, other, wanted, kind)
 
 
 @every_kind

@@ -57,7 +57,7 @@ struct Coordinates {
 };
 
 /// The sums of results (h[i], w[i]). A tap that lies in the padding is no factor. Each row of the
-/// filter is summed by itself, so that long sums round less.
+/// filter is summed by itself, and what adding the rows loses is kept.
 template <int kCount>
 __device__ __forceinline__ void gather(const Params& p, const Channel& channel,
                                        const int32_t (&h)[kCount], const int32_t (&w)[kCount],
@@ -66,8 +66,9 @@ __device__ __forceinline__ void gather(const Params& p, const Channel& channel,
   const int32_t channels = p.channels.divisor;
   int64_t x_at = channel.image * strides[0] + int64_t(channel.group) * channels * strides[1];
   int64_t filter_at = channel.group * p.filters.group + channel.feature * p.filters.k;
+  float lost[kCount];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) sums[i] = 0.f;
+  for (int i = 0; i < kCount; ++i) sums[i] = lost[i] = 0.f;
 #pragma unroll 1
   for (int32_t c = 0; c < channels; ++c, x_at += strides[1], filter_at += p.filters.c) {
 #pragma unroll 1
@@ -92,8 +93,18 @@ __device__ __forceinline__ void gather(const Params& p, const Channel& channel,
         }
       }
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i] += sum[i];
+      for (int i = 0; i < kCount; ++i) {
+        const float total = sums[i] + sum[i];
+        const float added = total - sums[i];
+        lost[i] += (sums[i] - (total - added)) + (sum[i] - added);
+        sums[i] = total;
+      }
     }
+  }
+  // Of infinities nothing is lost: the difference of two is NaN.
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (isfinite(sums[i])) sums[i] += lost[i];
   }
 }
 

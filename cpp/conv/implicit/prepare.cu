@@ -1,6 +1,6 @@
 /// \file
-/// Two launches: filters are packed and images measured, then pixels converted by what was
-/// measured.
+/// Two launches: filters are packed and pixels converted with a guessed exponent, then images whose
+/// guess was wrong converted again and rows' words written. 16-bit values need the first alone.
 #include "conv/implicit/prepare.h"
 
 #include "core/launch.h"
@@ -13,8 +13,10 @@ using planes::kGroup;
 using planes::Magnitude;
 
 constexpr int kThreads = 256;
-constexpr int kPixels = 32;              // of a block's tile, one a lane
 constexpr int kGroups = 8;               // of kGroup channels: 128 bytes of a plane
+constexpr int kSamples = 1024;           // that an exponent is guessed from
+constexpr int kHeadroom = 4;             // exponents above the largest of those
+constexpr int32_t kNoGuess = INT32_MIN;  // nothing but zeros were sampled
 constexpr int64_t kNothing = INT64_MIN;  // no place: a turned filter's are below zero
 
 __device__ int64_t offset_of(const ConstTensor4& x, int32_t width, int32_t pixel) {
@@ -98,104 +100,139 @@ __device__ void pack_filter(const PrepareParams& p, int32_t filter) {
   }
 }
 
-/// One part of an image.
-__device__ void measure(const PrepareParams& p, int32_t image, int32_t part) {
+/// The exponent that an image is converted with before it was read. By one block.
+__device__ int32_t guess(const PrepareParams& p, int32_t image) {
   const gemm::Images& images = p.images;
-  const int64_t pixels = int64_t(images.height) * images.width;
-  const int64_t count = images.channels * pixels;
+  const int32_t pixels = images.height * images.width;
+  const int64_t count = int64_t(images.channels) * pixels;
+  // Odd, so that it does not meet one column alone.
+  const int64_t step = max(count / kSamples - 1, int64_t(0)) | 1;
   const auto* x = static_cast<const float*>(p.x.data) + image * p.x.strides[0];
-  const int64_t step = int64_t(p.parts) * kThreads;
-  const int64_t first = int64_t(part) * kThreads + threadIdx.x;
   Magnitude magnitude;
-  if (p.dense && reinterpret_cast<uintptr_t>(x) % 16 == 0) {
-#pragma unroll 4
-    for (int64_t i = first; i < count / 4; i += step) {
-      const float4 four = __ldg(reinterpret_cast<const float4*>(x) + i);
-      magnitude.add(four.x);
-      magnitude.add(four.y);
-      magnitude.add(four.z);
-      magnitude.add(four.w);
-    }
-    if (const int64_t i = count / 4 * 4 + first; i < count) magnitude.add(__ldg(x + i));
-  } else if (p.dense) {
-#pragma unroll 4
-    for (int64_t i = first; i < count; i += step) magnitude.add(__ldg(x + i));
-  } else {
-    for (int64_t i = first; i < count; i += step) {
-      const int64_t channel = i / pixels;
-      magnitude.add(
-          __ldg(x + channel * p.x.strides[1] +
-                offset_of(p.x, images.width, static_cast<int32_t>(i - channel * pixels))));
-    }
+#pragma unroll
+  for (int i = 0; i < kSamples / kThreads; ++i) {
+    const int64_t element = (i * kThreads + threadIdx.x) * step;
+    if (element >= count) break;
+    const auto channel = static_cast<int32_t>(element / pixels);
+    magnitude.add(
+        __ldg(x + channel * p.x.strides[1] +
+              offset_of(p.x, images.width, static_cast<int32_t>(element - channel * pixels))));
   }
-  magnitude = planes::merge_row<kThreads>(magnitude);
-  if (threadIdx.x == 0) {
-    p.measured[int64_t(image) * p.parts + part] = {magnitude.bits, magnitude.nonfinite ? 1u : 0u};
-  }
+  const uint32_t bits = planes::merge_row<kThreads>(magnitude).bits;
+  return bits == 0 ? kNoGuess : planes::scale_exponent(bits) - kHeadroom;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    measure_kernel(const __grid_constant__ PrepareParams p) {
-  wait_for_previous_kernels();
-  const int32_t filters = p.weight.data != nullptr ? p.filters : 0;
-  const auto block = static_cast<int32_t>(blockIdx.x);
-  if (block < filters) {
-    pack_filter(p, block);
-  } else {
-    measure(p, (block - filters) / p.parts, (block - filters) % p.parts);
-  }
-}
-
+/// Of the largest magnitude of a whole image. By one warp.
 __device__ Measured merge_parts(const PrepareParams& p, int32_t image) {
   Measured whole{0, 0};
-  for (int32_t part = 0; part < p.parts; ++part) {
+  for (int32_t part = threadIdx.x % 32; part < p.parts; part += 32) {
     const Measured one = p.measured[int64_t(image) * p.parts + part];
     whole = {max(whole.bits, one.bits), whole.nonfinite | one.nonfinite};
   }
-  return whole;
+  return {__reduce_max_sync(0xffffffffu, whole.bits),
+          __reduce_or_sync(0xffffffffu, whole.nonfinite)};
 }
 
-/// 32 pixels of 64 channels.
-__device__ void convert_tile(const PrepareParams& p, int32_t image, int32_t first_pixel,
-                             int32_t first_channel) {
+/// Whether the planes of an image of largest magnitude `bits` are right as they were guessed.
+__device__ bool was_right(int32_t guessed, uint32_t bits) {
+  if (guessed == kNoGuess) return bits == 0;
+  return planes::scale_exponent(bits) >= guessed;  // else they hold infinity
+}
+
+/// Eight elements of a pixel from `channel` on, zero where there are none.
+template <class Value>
+__device__ void load_group(const PrepareParams& p, const Value* pixel, int32_t channel,
+                           Value (&values)[kGroup]) {
+  if (sizeof(Value) == 4 && p.by_fours && channel + kGroup <= p.images.channels) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float4 four = __ldg(reinterpret_cast<const float4*>(pixel + channel) + half);
+      values[4 * half] = four.x;
+      values[4 * half + 1] = four.y;
+      values[4 * half + 2] = four.z;
+      values[4 * half + 3] = four.w;
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) {
+    const bool inside = channel + i < p.images.channels;
+    values[i] = inside ? __ldg(pixel + (channel + i) * p.x.strides[1]) : Value(0);
+  }
+}
+
+/// The tiles of a part. Returns what was read.
+template <class Value, bool kByChannels>
+__device__ Magnitude convert_part(const PrepareParams& p, int32_t image, int32_t part,
+                                  int32_t exponent) {
+  __shared__ uint4 staged[2][kTilePixels][kGroups + 1];
   const gemm::Images& images = p.images;
   const int32_t pixels = images.height * images.width;
   const int64_t stride = images.pixel_stride;
   const int64_t plane_stride = int64_t(images.count) * pixels * stride;
-  const int32_t exponent = p.planes > 0 ? planes::scale_exponent(merge_parts(p, image).bits) : 0;
+  const int32_t tiles = (pixels + kTilePixels - 1) / kTilePixels;
+  auto* planes = static_cast<uint16_t*>(p.x_planes) + int64_t(image) * pixels * stride;
+  const auto* x = static_cast<const Value*>(p.x.data) + image * p.x.strides[0];
   // Lanes follow what lies side by side in x, and store what does in the planes.
   const int thread = threadIdx.x;
-  const int lane_pixel = thread % kPixels;
-  const int lane_group = thread / kPixels;
   const int out_pixel = thread / kGroups;
   const int out_group = thread % kGroups;
-  const int pixel = first_pixel + (p.by_channels ? out_pixel : lane_pixel);
-  const int channel = first_channel + (p.by_channels ? out_group : lane_group) * kGroup;
-  const int64_t from =
-      image * p.x.strides[0] + offset_of(p.x, images.width, min(pixel, pixels - 1));
-  const auto element = [&](int i) {
-    return pixel < pixels && channel + i < images.channels ? from + (channel + i) * p.x.strides[1]
-                                                           : kNothing;
-  };
-  auto* planes = static_cast<uint16_t*>(p.x_planes) + int64_t(image) * pixels * stride;
-  if (p.by_channels) {
-    if (pixel < pixels && channel < stride) {
-      convert_group(p.x.data, p.planes, exponent, planes + pixel * stride + channel, plane_stride,
-                    element);
+  const int in_pixel = kByChannels ? out_pixel : thread % kTilePixels;
+  const int in_group = kByChannels ? out_group : thread / kTilePixels;
+  Magnitude magnitude;
+  for (int32_t tile = part; tile < tiles; tile += p.parts) {
+    const int32_t pixel = tile * kTilePixels + in_pixel;
+    const Value* from = x + offset_of(p.x, images.width, min(pixel, pixels - 1));
+    const int32_t to_pixel = tile * kTilePixels + out_pixel;
+    uint16_t* to = planes + to_pixel * stride;
+    for (int32_t first = 0; first < stride; first += kGroups * kGroup) {
+      Value values[kGroup];
+      load_group(p, from, first + in_group * kGroup, values);
+      uint4 hi, lo{};
+      if constexpr (sizeof(Value) == 4) {
+#pragma unroll
+        for (const Value value : values) magnitude.add(value);
+        planes::convert(values, exponent, hi, lo);
+      } else {
+        hi = as_they_are(values);
+      }
+      if constexpr (!kByChannels) {
+        __syncthreads();
+        staged[0][in_pixel][in_group] = hi;
+        if (p.planes == 2) staged[1][in_pixel][in_group] = lo;
+        __syncthreads();
+        hi = staged[0][out_pixel][out_group];
+        if (p.planes == 2) lo = staged[1][out_pixel][out_group];
+      }
+      const int32_t to_channel = first + out_group * kGroup;
+      if (to_pixel >= pixels || to_channel >= stride) continue;
+      *reinterpret_cast<uint4*>(to + to_channel) = hi;
+      if (p.planes == 2) *reinterpret_cast<uint4*>(to + plane_stride + to_channel) = lo;
     }
+  }
+  return magnitude;
+}
+
+template <class Value, bool kByChannels>
+__global__ void __launch_bounds__(kThreads, 5)
+    convert_kernel(const __grid_constant__ PrepareParams p, int32_t filters) {
+  wait_for_previous_kernels();
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  if (block < filters) {
+    pack_filter(p, block);
     return;
   }
-  __shared__ uint4 staged[2][kPixels][kGroups + 1];
-  convert_group(p.x.data, p.planes, exponent, &staged[0][lane_pixel][lane_group],
-                sizeof(staged[0]) / sizeof(uint16_t), element);
-  __syncthreads();
-  const int32_t to_pixel = first_pixel + out_pixel;
-  const int32_t to_channel = first_channel + out_group * kGroup;
-  if (to_pixel >= pixels || to_channel >= stride) return;
-  auto* to = planes + to_pixel * stride + to_channel;
-  *reinterpret_cast<uint4*>(to) = staged[0][out_pixel][out_group];
-  if (p.planes == 2) {
-    *reinterpret_cast<uint4*>(to + plane_stride) = staged[1][out_pixel][out_group];
+  const int32_t image = (block - filters) / p.parts;
+  const int32_t part = (block - filters) % p.parts;
+  const int32_t guessed = p.planes > 0 ? guess(p, image) : 0;
+  const int32_t exponent = guessed == kNoGuess ? 0 : guessed;
+  Magnitude magnitude = convert_part<Value, kByChannels>(p, image, part, exponent);
+  if (p.planes == 0) return;
+  __syncthreads();  // what merged the guess is read
+  magnitude = planes::merge_row<kThreads>(magnitude);
+  if (threadIdx.x == 0) {
+    p.measured[int64_t(image) * p.parts + part] = {magnitude.bits, magnitude.nonfinite ? 1u : 0u};
+    if (part == 0) p.guesses[image] = guessed;
   }
 }
 
@@ -219,63 +256,85 @@ __device__ bool meets_nonfinite(const PrepareParams& p, int32_t row) {
   return false;
 }
 
-__device__ void write_word(const PrepareParams& p, int32_t row) {
-  const int32_t image = row / p.images.out_pixels();
-  const Measured whole = merge_parts(p, image);
-  const bool bad = whole.nonfinite != 0 && meets_nonfinite(p, row);
-  p.row_words[row] = 2 * planes::scale_exponent(whole.bits) + (bad ? 1 : 0);
+/// Of a block's result pixels.
+__device__ void write_words(const PrepareParams& p, int64_t first) {
+  __shared__ Measured of_image[kThreads + 1];
+  __shared__ int32_t exponent_of[kThreads + 1];
+  const int64_t rows = int64_t(p.images.count) * p.images.out_pixels();
+  const auto first_image = static_cast<int32_t>(first / p.images.out_pixels());
+  const int64_t end = min(first + kThreads, rows);
+  const auto last_image = static_cast<int32_t>((end - 1) / p.images.out_pixels());
+  for (int32_t i = threadIdx.x / 32; i <= last_image - first_image; i += kThreads / 32) {
+    const Measured whole = merge_parts(p, first_image + i);
+    const int32_t guessed = p.guesses[first_image + i];
+    of_image[i] = whole;
+    exponent_of[i] = was_right(guessed, whole.bits) && guessed != kNoGuess
+                         ? guessed
+                         : planes::scale_exponent(whole.bits);
+  }
+  __syncthreads();
+  const int64_t row = first + threadIdx.x;
+  if (row >= rows) return;
+  const auto i = static_cast<int32_t>(row / p.images.out_pixels()) - first_image;
+  const bool bad = of_image[i].nonfinite != 0 && meets_nonfinite(p, static_cast<int32_t>(row));
+  p.row_words[row] = 2 * exponent_of[i] + (bad ? 1 : 0);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    convert_kernel(const __grid_constant__ PrepareParams p, int32_t pixel_tiles,
-                   int32_t channel_tiles) {
+/// Words of rows, and images that were converted with a wrong guess.
+template <bool kByChannels>
+__global__ void __launch_bounds__(kThreads, 5)
+    finish_kernel(const __grid_constant__ PrepareParams p, int32_t word_blocks) {
   wait_for_previous_kernels();
-  const int64_t tiles = int64_t(p.images.count) * pixel_tiles * channel_tiles;
-  if (blockIdx.x < tiles) {
-    const int32_t channel_tile = blockIdx.x % channel_tiles;
-    const int32_t rest = blockIdx.x / channel_tiles;
-    convert_tile(p, rest / pixel_tiles, rest % pixel_tiles * kPixels,
-                 channel_tile * kGroups * kGroup);
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  if (block < word_blocks) {
+    write_words(p, int64_t(block) * kThreads);
     return;
   }
-  const int64_t row = (blockIdx.x - tiles) * kThreads + threadIdx.x;
-  if (row < int64_t(p.images.count) * p.images.out_pixels()) {
-    write_word(p, static_cast<int32_t>(row));
-  }
+  const int32_t image = (block - word_blocks) / p.parts;
+  const int32_t part = (block - word_blocks) % p.parts;
+  const Measured whole = merge_parts(p, image);
+  if (was_right(p.guesses[image], whole.bits)) return;
+  convert_part<float, kByChannels>(p, image, part, planes::scale_exponent(whole.bits));
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-Status launch_measure(const PrepareParams& params, bool measures, void* stream) {
+Status launch_convert(const PrepareParams& params, bool converts, void* stream) {
   const int64_t filters = params.weight.data != nullptr ? params.filters : 0;
-  const int64_t blocks = filters + (measures ? int64_t(params.images.count) * params.parts : 0);
+  const int64_t blocks = filters + (converts ? int64_t(params.images.count) * params.parts : 0);
   if (blocks == 0) return {};
-  return launch(&measure_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream,
-                params);
+  CUTFUSE_CHECK(blocks < int64_t(1) << 31, Code::kNotSupported,
+                "converting takes %lld blocks, at most 2^31 - 1 are supported; split the batch",
+                static_cast<long long>(blocks));
+  const auto kernel =
+      params.planes > 0
+          ? (params.by_channels ? &convert_kernel<float, true> : &convert_kernel<float, false>)
+          : (params.by_channels ? &convert_kernel<uint16_t, true>
+                                : &convert_kernel<uint16_t, false>);
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream, params,
+                static_cast<int32_t>(filters));
 }
 
 }  // namespace
 
 Status pack_filters(const PrepareParams& params, void* stream) noexcept {
-  return launch_measure(params, false, stream);
+  return launch_convert(params, false, stream);
 }
 
 Status prepare(const PrepareParams& params, void* stream) noexcept {
-  const bool scales = params.planes > 0;
-  if (Status status = launch_measure(params, scales, stream); !status.ok()) return status;
-  if (params.x_planes == nullptr) return {};
-  const gemm::Images& images = params.images;
-  const auto pixel_tiles =
-      static_cast<int32_t>(ceil_div(int64_t(images.height) * images.width, kPixels));
-  const auto channel_tiles = static_cast<int32_t>(ceil_div(images.pixel_stride, kGroups * kGroup));
-  const int64_t rows = int64_t(images.count) * images.out_pixels();
-  const int64_t blocks =
-      int64_t(images.count) * pixel_tiles * channel_tiles + (scales ? ceil_div(rows, kThreads) : 0);
+  if (Status status = launch_convert(params, params.x_planes != nullptr, stream);
+      !status.ok() || params.planes == 0) {
+    return status;
+  }
+  const int64_t rows = int64_t(params.images.count) * params.images.out_pixels();
+  const int64_t word_blocks = ceil_div(rows, kThreads);
+  const int64_t blocks = word_blocks + int64_t(params.images.count) * params.parts;
   CUTFUSE_CHECK(blocks < int64_t(1) << 31, Code::kNotSupported,
                 "converting takes %lld blocks, at most 2^31 - 1 are supported; split the batch",
                 static_cast<long long>(blocks));
-  return launch(&convert_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream,
-                params, pixel_tiles, channel_tiles);
+  const auto kernel = params.by_channels ? &finish_kernel<true> : &finish_kernel<false>;
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream, params,
+                static_cast<int32_t>(word_blocks));
 }
 
 }  // namespace cutfuse::conv::implicit

@@ -20,15 +20,18 @@ struct Measured {
   uint32_t nonfinite;
 };
 
+inline constexpr int kTilePixels = 32;  // of a part, which is a number of such tiles
+
 struct PrepareParams {
   gemm::Images images;
   int32_t planes = 0;  ///< of fp32; 0: 16-bit values as they are
 
   ConstTensor4 x;
-  bool dense = false;            ///< an image's elements lie in one piece, in whatever order
   bool by_channels = false;      ///< channels lie side by side
-  int32_t parts = 0;             ///< of an image, measured by a block each
+  bool by_fours = false;         ///< and may be read four at once
+  int32_t parts = 0;             ///< of an image, converted by a block each
   Measured* measured = nullptr;  ///< [image][part]
+  int32_t* guesses = nullptr;    ///< [image]: the exponent that its parts were converted with
   void* x_planes = nullptr;      ///< [plane][image][pixel][images.pixel_stride]
   int32_t* row_words = nullptr;  ///< of result pixels, as split() writes those of rows
 
@@ -42,7 +45,9 @@ struct PrepareParams {
 /// Packs the filters alone.
 Status pack_filters(const PrepareParams& params, void* stream) noexcept;
 
-/// Packs filters and pixels. An image has one exponent, as a filter meets every pixel of it.
+/// Packs filters and pixels. An image has one exponent, as a filter meets every pixel of it. It is
+/// guessed from a thousand elements, so that x is read once; an image with elements 16 times as
+/// large, or none but zeros among those, is converted again.
 Status prepare(const PrepareParams& params, void* stream) noexcept;
 
 }  // namespace cutfuse::conv::implicit

@@ -110,11 +110,14 @@ __device__ __forceinline__ void run_epilogue(const EpilogueArguments& arguments,
                               arguments.row_partials);
     return;
   }
+  bool to_planes = false;
   if constexpr (kImages) {
-    if (operands.images.planes_out) return store_to_planes(v, at, arguments.out);
+    to_planes = operands.images.planes_out;
+    if (to_planes) store_to_planes(v, at, arguments.out);
   }
   const int64_t plane_stride = rows * arguments.out.row_stride;
-  if (arguments.out_planes != 0) {
+  if (to_planes) {
+  } else if (arguments.out_planes != 0) {
     store_planes<Shape>(v, at, arguments.out, arguments.out_planes, plane_stride);
   } else {
     Matrix out = arguments.out;

@@ -18,6 +18,7 @@
 #include "gemm/repair.cuh"
 #include "gemm/sm90/coordinates.cuh"
 #include "gemm/sm90/exchange.cuh"
+#include "gemm/sm90/nchw.cuh"
 #include "gemm/sm90/partials.cuh"
 #include "gemm/sm90/store.cuh"
 #include "gemm/stage.cuh"
@@ -130,11 +131,17 @@ class ProgramEpilogue {
       store_moments<false>(v, at, thread, group_storage, params_.partials, 1, at.columns);
       normalise_together(v, at, thread, int(cute::get<1>(block)), storage.warps, params_);
     }
+    bool to_planes = false;
     if constexpr (kImages) {
-      if (params_.images.planes_out) return store_to_planes(v, at, params_.out);
+      to_planes = params_.images.planes_out;
+      if (to_planes) {
+        store_nchw<kTileN>(v, at, thread, params_.out, group_storage);
+        if (params_.partials != nullptr) sync_group(thread);  // moments lie where pixels do
+      }
     }
     auto& boxes = storage.warps[warp];
-    if (params_.row_partials != nullptr) {
+    if (to_planes) {
+    } else if (params_.row_partials != nullptr) {
       store_row_partials(v, at, int(cute::get<1>(block)), (at.columns + kTileN - 1) / kTileN,
                          params_.row_partials);
     } else if (params_.out_planes != 0) {
