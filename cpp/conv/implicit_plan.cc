@@ -124,6 +124,23 @@ bool reads_fours(const ConstTensor4& x) {
   return n % 4 == 0 && h % 4 == 0 && w % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
+/// Of an image, so that waves of blocks are full.
+int32_t parts_of(const Images& images, int32_t sm_count) {
+  const int64_t pixels = int64_t(images.height) * images.width;
+  const int64_t tiles =
+      ceil_div(pixels, kTilePixels) * ceil_div(images.pixel_stride, kTileChannels);
+  const int64_t slots = int64_t(kResidentBlocks) * sm_count;
+  const auto most = static_cast<int32_t>(std::min(tiles, ceil_div(2 * slots, images.count)));
+  int32_t best = 1;
+  const auto waves = [&](int32_t parts) {
+    return double(ceil_div(int64_t(images.count) * parts, slots)) / parts;
+  };
+  for (int32_t parts = 2; parts <= most; ++parts) {
+    if (waves(parts) < 0.97 * waves(best)) best = parts;
+  }
+  return best;
+}
+
 class ImplicitPlan final : public MechanismPlan {
  public:
   ImplicitPlan(const FusedConvProblem& problem, const Images& images,
@@ -143,8 +160,7 @@ class ImplicitPlan final : public MechanismPlan {
       const int64_t pixels = int64_t(images_.height) * images_.width;
       fits_ = fits_ &&
               arena_.add(planes * images_.count * pixels * images_.pixel_stride * 2, &x_planes_);
-      const int64_t wanted = ceil_div(kBlocks * device().sm_count, images_.count);
-      parts_ = static_cast<int32_t>(std::min(wanted, ceil_div(pixels, kTilePixels)));
+      parts_ = parts_of(images_, device().sm_count);
     }
     if (!is_narrow(problem_.conv)) {
       fits_ = fits_ &&
@@ -168,8 +184,6 @@ class ImplicitPlan final : public MechanismPlan {
   Status launch(const ConvBuffers& buffers, void* stream) const noexcept override;
 
  private:
-  static constexpr int64_t kBlocks = 16;  // a multiprocessor, that convert x
-
   FusedConvProblem problem_;
   Images images_;
   ConvPolicy policy_;
@@ -313,14 +327,12 @@ Status find(const FusedConvProblem& problem, const DeviceProps& device, fused::L
 
 /// Microseconds of what packs tensors.
 double preparing(const FusedConvProblem& problem, const Images& images) {
-  // TODO fit
   const ConvProblem& p = problem.conv;
-  const int32_t planes = planes_of(p);
-  const double pixels = double(p.batch) * p.height * p.width;
-  const double written = pixels * double(images.pixel_stride) * 2.0 * std::max(planes, 1);
-  const double x = pixels * double(p.channels) * double(size_of(p.dtype));
-  if (is_narrow(p)) return reads_in_place(problem) ? 2.5 : 5.0 + (x + written) / 3e6;
-  return 6.0 + (2.0 * x + written) / 3e6;
+  const double pixels = double(p.batch) * double(p.height) * double(p.width);
+  const double written = double(images.pixel_stride) * 2.0 * std::max(planes_of(p), 1);
+  const double read = double(p.channels) * double(size_of(p.dtype));
+  if (reads_in_place(problem)) return 2.5;
+  return (is_narrow(p) ? 5.0 : 8.0) + pixels * (read + written) / 2.9e6;
 }
 
 }  // namespace

@@ -106,48 +106,6 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   return 12.0 + passes * std::ceil(walks / device.sm_count) * walk * tile * factor;
 }
 
-double estimate_eager(const FusedConvProblem& problem) noexcept {
-  // Never more than it took on an H200, for 51 problems but some below 40 us, whose x was in L2:
-  // memory at 0.9 TB/s, at 0.72 with fewer than 12 channels and more than 12 MB, at 1.7 in
-  // channels_last, tensor cores at 90 TFLOP/s, or 121 with 32 channels and more, 48 with fewer than
-  // 12, fp32 units at 30; batch norm at 3 TB/s. 16-bit convolutions and transposed ones of a
-  // stride, of 13 problems: tensor cores at 340 TFLOP/s, 96 with fewer than 12 channels.
-  const ConvProblem& p = problem.conv;
-  const double in = double(p.batch) * p.channels * p.height * p.width;
-  const double out = double(p.batch) * p.out_channels * p.out_height * p.out_width;
-  const double channels = double(p.channels) / p.groups;
-  const double sums = p.transposed ? in * p.out_channels / p.groups : out * channels;
-  const double taps = double(p.kernel_h) * p.kernel_w;
-  const double flops = 2.0 * sums * taps;
-  const double rate = p.dtype != DType::kFloat32        ? (channels >= 12.0 ? 340e6 : 96e6)
-                      : p.precision == Precision::kIeee ? 30e6
-                      : channels >= 32.0                ? 121e6
-                      : channels >= 12.0                ? 90e6
-                                                        : 48e6;
-  const double tail = problem.tail == Tail::kNone ? 0.0 : 2.0 * out * size_of(p.dtype) / 3e6;
-  const bool strided = p.transposed && (p.stride_h > 1 || p.stride_w > 1);
-  const double bytes = (in + out) * size_of(p.dtype);
-  const bool scattered = channels < 12.0 && bytes > 12e6 && !p.transposed;
-  double memory = problem.channels_last ? 1.7e6 : strided ? 0.55e6 : scattered ? 0.72e6 : 0.9e6;
-  if (p.dtype != DType::kFloat32) {
-    memory = problem.channels_last ? (channels >= 12.0 ? 2.2e6 : 0.6e6)
-                                   : (channels >= 12.0 ? 0.65e6 : 0.4e6);
-  }
-  double time = std::max(5.0 + bytes / memory, flops / rate);
-  if (p.dtype == DType::kFloat32 && !p.transposed && p.groups == 1 && !problem.channels_last &&
-      taps <= 121.0) {
-    // A block of 128 x 128 results takes taps and 32 channels one after the other, at 0.30 us each,
-    // at 0.17 with fewer than 48 output channels: never more than it took for 49 problems of up to
-    // 11 x 11 taps.
-    const double pixels = double(p.batch) * p.out_height * p.out_width;
-    const double blocks = std::ceil(pixels / 128.0) * std::ceil(double(p.out_channels) / 128.0);
-    const double steps = taps * std::ceil(channels / 32.0);
-    const double step = p.out_channels >= 48 ? 0.30 : 0.17;
-    time = std::max(time, std::ceil(blocks / 132.0) * steps * step);
-  }
-  return time + tail;
-}
-
 Status select_policy(const FusedConvProblem& problem, const DeviceProps& device, ConvPolicy* policy,
                      shift::Layout* layout) {
   const ConvProblem p = as_convolution(problem.conv);

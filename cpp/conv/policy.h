@@ -15,9 +15,6 @@ Status select_policy(const FusedConvProblem& problem, const DeviceProps& device,
 double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
                 const shift::Layout& layout, const DeviceProps& device) noexcept;
 
-/// Microseconds that PyTorch needs at least.
-double estimate_eager(const FusedConvProblem& problem) noexcept;
-
 /// Whether a policy's planes are those that the problem's precision asks for.
 bool suits(const ConvPolicy& policy, const ConvProblem& problem) noexcept;
 

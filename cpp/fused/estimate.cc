@@ -81,8 +81,7 @@ double torchs(const FusedProblem& problem) {
 
 }  // namespace
 
-double fused::expected(const FusedProblem& problem, const Links& links,
-                       const DeviceProps& device) {
+double fused::expected(const FusedProblem& problem, const Links& links, const DeviceProps& device) {
   const GemmPolicy policy = fused::select_policy(problem, links, device);
   if (policy.arch == kSkinny) return skinnys(problem, device);
   const auto [m, n, k, precision, dtype] = problem.gemm;
@@ -101,7 +100,12 @@ double fused::expected(const FusedProblem& problem, const Links& links,
   for (int32_t i = 0; i < problem.program.count; ++i) {
     epilogue += problem.program.steps[i].op >= Op::kSigmoid ? 3.0 : 0.5;
   }
-  if (large) epilogue *= 2.0;
+  if (links.reads_images && links.images.planes_out) {
+    epilogue += dtype == DType::kFloat32 ? 1.5 : 2.5;
+    time += large ? 14.0 : 2.0;
+  } else if (large) {
+    epilogue *= 2.0;
+  }
   const double tiles = ceil_div(double(m), policy.tile_m) * ceil_div(double(n), policy.tile_n);
   const double waves = ceil_div(tiles * policy.split_k, device.sm_count);
   time += waves * (ceil_div(ceil_div(double(k), 64.0), policy.split_k) * k_tile + epilogue);

@@ -208,21 +208,25 @@ Filters filters_of(const ConvProblem& p, Direct kernel, const ConstTensor4& weig
 
 double estimate(const FusedConvProblem& problem, const DeviceProps& device,
                 Direct kernel) noexcept {
-  // Not measured. Assumed: x and the result cross memory once at 0.8 of 4.3 TB/s with 132
-  // multiprocessors; of 128 products a cycle at 1.5 GHz, half in a window kernel, whose tiles
-  // overlap and end ragged, and a twentieth in the other, which looks for every pixel; 5 us a
-  // launch.
+  // Of 240 convolutions on an H200; of few products a block waits for little else than memory.
   const ConvProblem& p = problem.conv;
-  const double in = double(p.batch) * p.channels * p.height * p.width;
-  const double out = double(p.batch) * p.out_channels * p.out_height * p.out_width;
-  const double bytes = (in + out) * double(size_of(p.dtype));
-  const double products =
-      out * double(p.channels) / double(p.groups) * double(p.kernel_h) * double(p.kernel_w);
-  const double part = kernel == Direct::kAny ? 0.05 : 0.5;
-  const double memory = bytes / (0.8 * 4.3e6 / 132.0 * device.sm_count);
-  const double work = products / (part * 128.0 * 1.5e3 * device.sm_count);
-  const double launches = problem.tail == Tail::kBatchNormEval ? 2.0 : 1.0;
-  return 5.0 * launches + std::max(memory, work);
+  const double in = double(p.batch) * double(p.channels) * double(p.height) * double(p.width);
+  const double results =
+      double(p.batch) * double(p.out_channels) * double(p.out_height) * double(p.out_width);
+  const double bytes = (in + results) * double(size_of(p.dtype));
+  const double channels = double(p.channels) / double(p.groups);
+  const double products = channels * double(p.kernel_h) * double(p.kernel_w);
+  const bool narrow = p.dtype != DType::kFloat32;
+  const double peak = 128.0 * 1.5e3 * device.sm_count;  // products in a microsecond
+  const double launches = problem.tail == Tail::kBatchNormEval ? 11.0 : 8.0;
+  if (kernel == Direct::kAny) {
+    return launches + std::max(bytes / 2e6, results * (products + 12.0) / (0.02 * peak));
+  }
+  // Rows of an odd length are not read by fours, and few columns leave lanes idle.
+  const bool ragged = p.out_width <= 16;
+  const double waste = !ragged ? 1.0 : problem.channels_last ? 1.4 : 2.3;
+  const double share = narrow || channels > 1.0 ? 0.22 : 0.5;
+  return launches + waste * (bytes / 3.4e6 + results * (products + 16.0) / (share * peak));
 }
 
 }  // namespace cutfuse::conv::direct

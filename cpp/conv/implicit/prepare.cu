@@ -13,11 +13,11 @@ using planes::kGroup;
 using planes::Magnitude;
 
 constexpr int kThreads = 256;
-constexpr int kGroups = 8;               // of kGroup channels: 128 bytes of a plane
-constexpr int kSamples = 1024;           // that an exponent is guessed from
-constexpr int kHeadroom = 4;             // exponents above the largest of those
-constexpr int32_t kNoGuess = INT32_MIN;  // nothing but zeros were sampled
-constexpr int64_t kNothing = INT64_MIN;  // no place: a turned filter's are below zero
+constexpr int kGroups = kTileChannels / kGroup;  // 128 bytes of a plane
+constexpr int kSamples = 1024;                   // that an exponent is guessed from
+constexpr int kHeadroom = 4;                     // exponents above the largest of those
+constexpr int32_t kNoGuess = INT32_MIN;          // nothing but zeros were sampled
+constexpr int64_t kNothing = INT64_MIN;          // no place: a turned filter's are below zero
 
 __device__ int64_t offset_of(const ConstTensor4& x, int32_t width, int32_t pixel) {
   const int32_t h = pixel / width;
@@ -130,7 +130,7 @@ __device__ Measured merge_parts(const PrepareParams& p, int32_t image) {
     whole = {max(whole.bits, one.bits), whole.nonfinite | one.nonfinite};
   }
   return {__reduce_max_sync(0xffffffffu, whole.bits),
-          __reduce_or_sync(0xffffffffu, whole.nonfinite)};
+          __any_sync(0xffffffffu, whole.nonfinite != 0) ? 1u : 0u};
 }
 
 /// Whether the planes of an image of largest magnitude `bits` are right as they were guessed.
@@ -161,6 +161,30 @@ __device__ void load_group(const PrepareParams& p, const Value* pixel, int32_t c
   }
 }
 
+/// Tiles of an image in the order of its planes: of pixels, and then of channels.
+struct Walk {
+  int32_t tile, end, channel_tiles;
+  int32_t pixel_tile, channel_tile;
+
+  __device__ Walk(const PrepareParams& p, int32_t part)
+      : channel_tiles(
+            static_cast<int32_t>((p.images.pixel_stride + kTileChannels - 1) / kTileChannels)) {
+    const int32_t pixels = p.images.height * p.images.width;
+    const int64_t tiles = int64_t((pixels + kTilePixels - 1) / kTilePixels) * channel_tiles;
+    tile = static_cast<int32_t>(tiles * part / p.parts);
+    end = static_cast<int32_t>(tiles * (part + 1) / p.parts);
+    pixel_tile = tile / channel_tiles;
+    channel_tile = tile - pixel_tile * channel_tiles;
+  }
+  __device__ void advance() {
+    ++tile;
+    if (++channel_tile == channel_tiles) {
+      channel_tile = 0;
+      ++pixel_tile;
+    }
+  }
+};
+
 /// The tiles of a part. Returns what was read.
 template <class Value, bool kByChannels>
 __device__ Magnitude convert_part(const PrepareParams& p, int32_t image, int32_t part,
@@ -170,7 +194,6 @@ __device__ Magnitude convert_part(const PrepareParams& p, int32_t image, int32_t
   const int32_t pixels = images.height * images.width;
   const int64_t stride = images.pixel_stride;
   const int64_t plane_stride = int64_t(images.count) * pixels * stride;
-  const int32_t tiles = (pixels + kTilePixels - 1) / kTilePixels;
   auto* planes = static_cast<uint16_t*>(p.x_planes) + int64_t(image) * pixels * stride;
   const auto* x = static_cast<const Value*>(p.x.data) + image * p.x.strides[0];
   // Lanes follow what lies side by side in x, and store what does in the planes.
@@ -179,42 +202,51 @@ __device__ Magnitude convert_part(const PrepareParams& p, int32_t image, int32_t
   const int out_group = thread % kGroups;
   const int in_pixel = kByChannels ? out_pixel : thread % kTilePixels;
   const int in_group = kByChannels ? out_group : thread / kTilePixels;
+  const auto load = [&](const Walk& at, Value(&values)[kGroup]) {
+    const int32_t pixel = min(at.pixel_tile * kTilePixels + in_pixel, pixels - 1);
+    load_group(p, x + offset_of(p.x, images.width, pixel),
+               (at.channel_tile * kGroups + in_group) * kGroup, values);
+  };
   Magnitude magnitude;
-  for (int32_t tile = part; tile < tiles; tile += p.parts) {
-    const int32_t pixel = tile * kTilePixels + in_pixel;
-    const Value* from = x + offset_of(p.x, images.width, min(pixel, pixels - 1));
-    const int32_t to_pixel = tile * kTilePixels + out_pixel;
-    uint16_t* to = planes + to_pixel * stride;
-    for (int32_t first = 0; first < stride; first += kGroups * kGroup) {
-      Value values[kGroup];
-      load_group(p, from, first + in_group * kGroup, values);
-      uint4 hi, lo{};
-      if constexpr (sizeof(Value) == 4) {
+  Walk next(p, part);
+  Value values[kGroup];
+  if (next.tile < next.end) load(next, values);
+  while (next.tile < next.end) {
+    const Walk at = next;
+    next.advance();
+    Value ahead[kGroup] = {};
+    if (next.tile < next.end) load(next, ahead);
+    uint4 hi, lo{};
+    if constexpr (sizeof(Value) == 4) {
 #pragma unroll
-        for (const Value value : values) magnitude.add(value);
-        planes::convert(values, exponent, hi, lo);
-      } else {
-        hi = as_they_are(values);
-      }
-      if constexpr (!kByChannels) {
-        __syncthreads();
-        staged[0][in_pixel][in_group] = hi;
-        if (p.planes == 2) staged[1][in_pixel][in_group] = lo;
-        __syncthreads();
-        hi = staged[0][out_pixel][out_group];
-        if (p.planes == 2) lo = staged[1][out_pixel][out_group];
-      }
-      const int32_t to_channel = first + out_group * kGroup;
-      if (to_pixel >= pixels || to_channel >= stride) continue;
-      *reinterpret_cast<uint4*>(to + to_channel) = hi;
-      if (p.planes == 2) *reinterpret_cast<uint4*>(to + plane_stride + to_channel) = lo;
+      for (const Value value : values) magnitude.add(value);
+      planes::convert(values, exponent, hi, lo);
+    } else {
+      hi = as_they_are(values);
     }
+    if constexpr (!kByChannels) {
+      __syncthreads();
+      staged[0][in_pixel][in_group] = hi;
+      if (p.planes == 2) staged[1][in_pixel][in_group] = lo;
+      __syncthreads();
+      hi = staged[0][out_pixel][out_group];
+      if (p.planes == 2) lo = staged[1][out_pixel][out_group];
+    }
+    const int32_t pixel = at.pixel_tile * kTilePixels + out_pixel;
+    const int32_t channel = (at.channel_tile * kGroups + out_group) * kGroup;
+    if (pixel < pixels && channel < stride) {
+      uint16_t* to = planes + pixel * stride + channel;
+      *reinterpret_cast<uint4*>(to) = hi;
+      if (p.planes == 2) *reinterpret_cast<uint4*>(to + plane_stride) = lo;
+    }
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) values[i] = ahead[i];
   }
   return magnitude;
 }
 
 template <class Value, bool kByChannels>
-__global__ void __launch_bounds__(kThreads, 5)
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
     convert_kernel(const __grid_constant__ PrepareParams p, int32_t filters) {
   wait_for_previous_kernels();
   const auto block = static_cast<int32_t>(blockIdx.x);
@@ -282,7 +314,7 @@ __device__ void write_words(const PrepareParams& p, int64_t first) {
 
 /// Words of rows, and images that were converted with a wrong guess.
 template <bool kByChannels>
-__global__ void __launch_bounds__(kThreads, 5)
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
     finish_kernel(const __grid_constant__ PrepareParams p, int32_t word_blocks) {
   wait_for_previous_kernels();
   const auto block = static_cast<int32_t>(blockIdx.x);

@@ -20,7 +20,10 @@ struct Measured {
   uint32_t nonfinite;
 };
 
-inline constexpr int kTilePixels = 32;  // of a part, which is a number of such tiles
+/// Of a part, which is a number of tiles: pixels and channels. A block converts a part.
+inline constexpr int kTilePixels = 32;
+inline constexpr int kTileChannels = 64;
+inline constexpr int kResidentBlocks = 4;  // of a multiprocessor
 
 struct PrepareParams {
   gemm::Images images;
