@@ -100,9 +100,9 @@ double fused::expected(const FusedProblem& problem, const Links& links, const De
   for (int32_t i = 0; i < problem.program.count; ++i) {
     epilogue += problem.program.steps[i].op >= Op::kSigmoid ? 3.0 : 0.5;
   }
+  if (links.reads_images) time += large ? 18.0 : 6.0;
   if (links.reads_images && links.images.planes_out) {
     epilogue += dtype == DType::kFloat32 ? 1.5 : 2.5;
-    time += large ? 14.0 : 2.0;
   } else if (large) {
     epilogue *= 2.0;
   }

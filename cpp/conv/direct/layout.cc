@@ -220,7 +220,8 @@ double estimate(const FusedConvProblem& problem, const DeviceProps& device,
   const double peak = 128.0 * 1.5e3 * device.sm_count;  // products in a microsecond
   const double launches = problem.tail == Tail::kBatchNormEval ? 11.0 : 8.0;
   if (kernel == Direct::kAny) {
-    return launches + std::max(bytes / 2e6, results * (products + 12.0) / (0.02 * peak));
+    const double work = results * (products + 12.0) / (0.02 * peak);
+    return launches + std::max({bytes / 2e6, work, 0.6 * products});  // a thread's, one by one
   }
   // Rows of an odd length are not read by fours, and few columns leave lanes idle.
   const bool ragged = p.out_width <= 16;
