@@ -56,7 +56,7 @@ struct Work {
 double of_groups(const Work& w) {
   if (w.channels >= 8.0) return w.at(0.9, 104.0, 1.0) * (w.p.transposed ? 2.0 : 1.0);
   if (w.p.transposed) {
-    const double slow = w.narrow || w.last ? 2.0 : 1.0;
+    const double slow = w.narrow || w.last ? 2.0 : 0.5;
     return w.at(3.1, w.unit_stride ? 12.0 : slow, 1.0);
   }
   if (!w.last) return w.at(3.0, 3.0, 1.0);

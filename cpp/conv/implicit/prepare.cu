@@ -208,14 +208,7 @@ __device__ Magnitude convert_part(const PrepareParams& p, int32_t image, int32_t
                (at.channel_tile * kGroups + in_group) * kGroup, values);
   };
   Magnitude magnitude;
-  Walk next(p, part);
-  Value values[kGroup];
-  if (next.tile < next.end) load(next, values);
-  while (next.tile < next.end) {
-    const Walk at = next;
-    next.advance();
-    Value ahead[kGroup] = {};
-    if (next.tile < next.end) load(next, ahead);
+  const auto convert = [&](const Walk& at, const Value(&values)[kGroup]) {
     uint4 hi, lo{};
     if constexpr (sizeof(Value) == 4) {
 #pragma unroll
@@ -234,13 +227,25 @@ __device__ Magnitude convert_part(const PrepareParams& p, int32_t image, int32_t
     }
     const int32_t pixel = at.pixel_tile * kTilePixels + out_pixel;
     const int32_t channel = (at.channel_tile * kGroups + out_group) * kGroup;
-    if (pixel < pixels && channel < stride) {
-      uint16_t* to = planes + pixel * stride + channel;
-      *reinterpret_cast<uint4*>(to) = hi;
-      if (p.planes == 2) *reinterpret_cast<uint4*>(to + plane_stride) = lo;
-    }
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) values[i] = ahead[i];
+    if (pixel >= pixels || channel >= stride) return;
+    uint16_t* to = planes + pixel * stride + channel;
+    *reinterpret_cast<uint4*>(to) = hi;
+    if (p.planes == 2) *reinterpret_cast<uint4*>(to + plane_stride) = lo;
+  };
+  // Two tiles in turns: one that were moved to the other's registers would be waited for.
+  Walk at(p, part), next = at;
+  Value even[kGroup], odd[kGroup];
+  if (at.tile < at.end) load(at, even);
+  while (at.tile < at.end) {
+    next.advance();
+    if (next.tile < next.end) load(next, odd);
+    convert(at, even);
+    if (next.tile >= next.end) break;
+    at = next;
+    at.advance();
+    if (at.tile < at.end) load(at, even);
+    convert(next, odd);
+    next = at;
   }
   return magnitude;
 }
