@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (num_batches_tracked != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
     ++*num_batches_tracked;
   }
-  const int64_t unit = units - 1 - (int64_t(blockIdx.x) * kThreads + threadIdx.x);
-  if (unit < 0) return;
+  const int64_t numbered = units - 1 - (int64_t(blockIdx.x) * kThreads + threadIdx.x);
+  const int64_t unit = max(numbered, int64_t(0));  // whole warps run the program
   // Units are fewer than 2^39, so that lines are, and a plane has fewer than 2^30 pixels.
   const int32_t fours = static_cast<int32_t>(planes.pixels + kPixels - 1) / kPixels;
   const int32_t pairs = static_cast<int32_t>(planes.channels + 1) / 2;
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
   }
   execute(after, v, at);
-  store<kVector>(planes, at, v);
+  if (numbered >= 0) store<kVector>(planes, at, v);
 }
 
 }  // namespace

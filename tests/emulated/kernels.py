@@ -185,6 +185,22 @@ def test_batch_norm(
 
 @every_architecture
 @every_kind
+@every_layout
+def test_scales_that_samples_of_an_image_miss(kind: Kind, layout: str, architecture: None) -> None:
+    """The last elements of an image are not among those that its scale is guessed from."""
+    case = CASES[1]
+    x, weight, _ = case.draw(whole, layout=layout, dtype=kind[0])
+    x[0, -1, -1, -1] = 2.0**10
+    x[1] = 0
+    x[2] = 0
+    x[2, -1, -1, -3:] = 1
+    with exact_promotion(), guarded():
+        result = case.ours(x, weight, None, precision=kind[1])
+    assert torch.equal(result, case.theirs(*wide((x, weight, None))).to(kind[0]))
+
+
+@every_architecture
+@every_kind
 def test_images_of_unlike_magnitudes_and_places(kind: Kind, architecture: None) -> None:
     case = CASES[0]
     x, weight, bias = case.draw(randn, layout="channels_last", dtype=kind[0])

@@ -117,6 +117,21 @@ def test_batch_norm(
 
 @every_kind
 @every_layout
+def test_scales_that_samples_of_an_image_miss(kind: Kind, layout: str, fused: None) -> None:
+    """The last elements of an image are not among those that its scale is guessed from."""
+    case = CASES[0]
+    x, weight, _ = drawn(case, kind, layout, whole)
+    x[0, -1, -1, -1] = 2.0**10
+    x[1] = 0
+    x[2] = 0
+    x[2, -1, -1, -3:] = 1
+    with exact_promotion(), guarded():
+        result = case.ours(x, weight, None, precision=kind[1])
+    assert torch.equal(result, case.theirs(*wide((x, weight, None))).to(kind[0]))
+
+
+@every_kind
+@every_layout
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 @every_case
 def test_non_finite_values_stay_where_they_are_met(
