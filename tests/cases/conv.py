@@ -160,8 +160,8 @@ def batches(case: ConvCase) -> list[ConvCase]:
 
 
 # For kernels: the founding problems made small, ragged images, primes, filters of one pixel, one
-# channel, strides beside kernels, wide reductions. tests/cpp/test_conv_cases.py asks the library
-# whether it takes them.
+# channel, strides beside kernels, wide reductions, results of one pixel.
+# tests/cpp/test_conv_cases.py asks the library whether it takes them.
 KERNEL = [
     ConvCase(3, 96, (11, 11), (64, 61), 3, stride=4, padding=2),
     ConvCase(3, 64, (7, 7), (57, 53), 2, stride=2, padding=3),
@@ -178,6 +178,7 @@ KERNEL = [
     ConvCase(32, 32, (3, 3), (17, 19), 3, transposed=True, padding=1),
     ConvCase(32, 32, (3, 3), (20, 21), 2, transposed=True, groups=2, dilation=2),
     ConvCase(12, 24, (8, 8), (19, 13), 17),
+    ConvCase(24, 40, (3, 3), (3, 3), 130),
     # Read in pieces: rows of whole multiples of 16 bytes.
     ConvCase(8, 64, (3, 3), (37, 128), 3),
     ConvCase(24, 40, (3, 5), (31, 96), 2, padding=(2, 1)),
@@ -191,10 +192,12 @@ KERNEL = [
     ConvCase(32, 5, (3, 2), (15, 40), 2, transposed=True, stride=(1, 4), padding=(1, 0)),
     ConvCase(32, 40, (3, 5), (9, 70), 2, transposed=True, stride=(4, 2), padding=(2, 4)),
 ]
-# What no kernel takes: results of one pixel, transposed convolutions with strides and dilation.
+# What no kernel takes: of 8 channels a group and more, results of one pixel and the longest sums
+# in several groups, and transposed convolutions with strides and dilation.
 HANDED_OVER = [
-    ConvCase(5, 16, (3, 3), (3, 3), 128),
+    ConvCase(32, 16, (3, 3), (3, 3), 128, groups=2),
     ConvCase(16, 24, (3, 3), (13, 17), 2, transposed=True, stride=2, dilation=2),
+    ConvCase(2048, 16, (5, 5), (9, 9), 2, groups=2),
 ]
 
 

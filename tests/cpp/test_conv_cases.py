@@ -1,5 +1,7 @@
 """The cases of the GPU tests of convolutions reach kernels: the library says so without a GPU."""
 
+import re
+
 import pytest
 
 from pycutfuse import support
@@ -18,22 +20,39 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(support, "device_props", lambda index: _C.DeviceProps())
 
 
-TAKEN = [pytest.param(case, kind, id=f"{case}-{kind[1]}") for kind in KINDS for case in KERNEL]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 
-@pytest.mark.parametrize(("case", "kind"), TAKEN)
+@every_kind
+@pytest.mark.parametrize("case", KERNEL + DIRECT, ids=str)
 def test_kernels_take_the_cases_that_tests_want_fused(case: ConvCase, kind: Kind) -> None:
     assert support.conv_why_not(case.problem(kind)) is None
     support.make_conv_plan(case.problem(kind))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@every_kind
+@pytest.mark.parametrize("tail", ["batch_norm_train", "batch_norm_eval"])
+def test_kernels_take_them_with_batch_norm(tail: str, kind: Kind) -> None:
+    for case in KERNEL:
+        if not case.transposed:
+            problem = case.problem(kind)._replace(tail=tail)
+            assert support.conv_why_not(problem) is None, str(case)
+            assert support.make_conv_plan(problem).policy.direct == 0 or tail == "batch_norm_eval"
+
+
+@every_kind
 @pytest.mark.parametrize("case", HANDED_OVER, ids=str)
 def test_no_kernel_takes_the_cases_that_tests_want_handed_over(case: ConvCase, kind: Kind) -> None:
-    assert support.conv_why_not(case.problem(kind)) is not None, "it belongs to KERNEL now"
+    reason = support.conv_why_not(case.problem(kind))
+    assert reason is not None, "it belongs to KERNEL now"
+    with pytest.raises(NotImplementedError, match=re.escape(reason)):
+        support.make_conv_plan(case.problem(kind))
+    for policy in _C.compiled_conv_policies():
+        with pytest.raises(NotImplementedError):
+            support.make_conv_plan(case.problem(kind), policy)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@every_kind
 @pytest.mark.parametrize("tail", ["batch_norm_train", "batch_norm_eval"])
 def test_a_convolution_alone_can_have_the_policy_of_one_with_batch_norm(tail, kind: Kind) -> None:
     """As backward of it convolves again."""

@@ -109,13 +109,33 @@ def test_a_kernel_of_another_filter_is_refused(direct: int) -> None:
         plan_of(DILATED, _C.ConvPolicy(0, direct=3))
 
 
-def test_it_is_forced_only() -> None:
-    """No times were measured yet."""
-    for shape in WINDOWS + OTHERS:
-        for channels_last in (False, True):
-            made = problem(shape, channels_last=channels_last)
-            if _C.conv_why_not(made, H200) is None:
-                assert _C.make_conv_plan(made, H200).policy.direct == 0
+@pytest.mark.parametrize("dtype", [0, 1, 2])
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", WINDOWS, ids=str)
+def test_its_windows_are_selected(shape, channels_last: bool, tier: str, dtype: int) -> None:
+    given = {"channels_last": channels_last, "dtype": dtype, "tier": tier}
+    selected = plan_of(shape, None, **given)
+    assert selected.policy.direct == shape[5]
+    assert selected.describe() == plan_of(shape, **given).describe()
+
+
+def test_any_filter_is_selected_where_no_other_kernel_takes_it() -> None:
+    """Of one channel a group, sums of fewer than 16 terms at ieee, and strides with dilation."""
+    for shape, tier in (
+        (DILATED, "ieee"),
+        ((8, 64, 20, 21, 64, 2, 3, 0, 1, 64, False), "ieee"),
+        ((8, 64, 20, 21, 64, 3, 2, 1, 2, 64, True), "tf32"),
+    ):
+        assert _C.conv_why_not(problem(shape, tier), H200) is None
+        assert plan_of(shape, None, tier=tier).policy.direct == ANY
+
+
+def test_batch_norm_in_training_is_left_to_other_kernels() -> None:
+    assert plan_of(GROUPED, None).policy.direct == 5
+    assert plan_of(GROUPED, None, tail=2).policy.direct == 5
+    assert plan_of(GROUPED, None, tail=1).policy.tile_n > 0
+    assert "sums of 9 terms" in _C.conv_why_not(problem(DEPTHWISE, "ieee", tail=1), H200)
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,14 @@ def test_a_plan_multiplies_what_it_gathers(shape: tuple[Any, ...], tier: str, dt
     rows = batch * sizes[0] * sizes[1]
     kind = ("bf16" if dtype == 2 else "fp16") if dtype else f"fp32 {tier}"
     planes = 1 if dtype or tier == "tf32" else 2
-    text = plan.describe()
-    assert f"gemm {rows}x{features}x{padded} {kind}" in text
-    assert "an implicit gemm" in text
-    assert "pixels" in text
+    packing, reading, convolution, gemm = plan.describe().splitlines()
+    in_place = " unless it is channels_last with whole k-tiles"
+    assert packing == "pack weight" + in_place * (dtype != 0)
+    scaled = ("one scaled fp16 plane", "two scaled fp16 planes")[planes - 1]
+    scaled += " of pixels, again where its sampled scale was too large"
+    assert reading == "x into " + ("channels_last" if dtype else scaled)
+    assert convolution.endswith(": an implicit gemm")
+    assert gemm.startswith(f"gemm {rows}x{features}x{padded} {kind}")
     assert plan.policy.gemm.source == 1
     assert repr(plan.policy.gemm).endswith("Source::kImages}")
     assert plan.policy.planes == planes
@@ -99,6 +103,7 @@ def test_a_plan_multiplies_what_it_gathers(shape: tuple[Any, ...], tier: str, dt
     frozen = _C.make_conv_plan(
         problem(shape, tier, dtype=dtype, packed_weight=True), H200, plan.policy
     )
+    assert frozen.describe().splitlines()[:2] == ["the frozen weight is packed", reading]
     assert frozen.packed_key == plan.packed_key
     assert frozen.workspace_bytes == plan.workspace_bytes - plan.packed_bytes
 
@@ -109,16 +114,28 @@ def test_pixels_whose_channels_lie_side_by_side_are_read_in_place(dtype: int) ->
     in_place = problem(DEEP, dtype=dtype, channels_last=True, pixel_stride=256)
     plans = [_C.make_conv_plan(made, H200, IMPLICIT) for made in (copied, in_place)]
     assert plans[0].workspace_bytes - plans[1].workspace_bytes >= 64 * 256 * 14 * 14 * 2
-    assert "of pixels" not in plans[1].describe()
+    assert ["x into channels_last" in plan.describe() for plan in plans] == [True, False]
 
 
-def test_it_is_forced_only() -> None:
-    """No times were measured yet."""
-    for shape in TAKEN:
-        for channels_last in (False, True):
-            made = problem(shape, channels_last=channels_last)
-            if _C.conv_why_not(made, H200) is None:
-                assert _C.make_conv_plan(made, H200).policy.gemm.source == 0
+@pytest.mark.parametrize("dtype", [0, 1, 2])
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", [DEEP, STRIDED], ids=str)
+def test_many_channels_are_gathered(shape, channels_last: bool, tier: str, dtype: int) -> None:
+    pixel_stride = shape[1] if channels_last else 0
+    made = problem(shape, tier, dtype=dtype, channels_last=channels_last, pixel_stride=pixel_stride)
+    selected = _C.make_conv_plan(made, H200)
+    assert selected.policy.gemm.source == 1
+    assert selected.describe() == _C.make_conv_plan(made, H200, IMPLICIT).describe()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tail", [0, 1, 2])
+def test_results_of_one_pixel_are_gathered(tail: int, tier: str) -> None:
+    """No other kernel has them."""
+    made = problem((128, 24, 3, 3, 40, 3, 1, 0, 1, 1, False), tier, tail=tail)
+    assert _C.conv_why_not(made, H200) is None
+    assert _C.make_conv_plan(made, H200).policy.gemm.source == 1
 
 
 @pytest.mark.parametrize(
@@ -138,16 +155,28 @@ def test_what_it_does_not_take_is_said(shape: tuple[Any, ...], changes: Any, wor
         _C.make_conv_plan(problem(shape, "ieee", **changes), H200, IMPLICIT)
 
 
+@pytest.mark.parametrize("forced", [IMPLICIT, None], ids=["forced", "selected"])
 @pytest.mark.parametrize("tier", TIERS)
-def test_other_architectures_have_implicit_gemms(tier: str) -> None:
-    plan = _C.make_conv_plan(problem(DEEP, tier), _C.DeviceProps(major=8, minor=0), IMPLICIT)
+def test_other_architectures_have_implicit_gemms(tier: str, forced: Any) -> None:
+    plan = _C.make_conv_plan(problem(DEEP, tier), _C.DeviceProps(major=8, minor=0), forced)
     assert (plan.policy.gemm.arch, plan.policy.gemm.source) == (80, 1)
 
 
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("dtype", [0, 1, 2])
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_batch_norm_in_training(channels_last: bool) -> None:
-    plan = _C.make_conv_plan(problem(DEEP, tail=1, channels_last=channels_last), H200, IMPLICIT)
-    assert "batch-norm partials" in plan.describe()
+def test_batch_norm_in_training(channels_last: bool, dtype: int, tier: str) -> None:
+    """A pass over what is stored normalises it, whichever its layout."""
+    made = problem(DEEP, tier, tail=1, dtype=dtype, channels_last=channels_last)
+    plan = _C.make_conv_plan(made, H200, IMPLICIT)
+    assert plan.describe().splitlines()[-3:] == [
+        "  epilogue: batch-norm partials of every 64 rows",
+        "merge partials, update running statistics",
+        "normalise in place",
+    ]
+    alone = _C.make_conv_plan(problem(DEEP, tier, dtype=dtype), H200, plan.policy)
+    assert plan.workspace_bytes > alone.workspace_bytes
+    assert _C.make_conv_plan(made, H200).policy == plan.policy
 
 
 def test_policies_are_of_images_or_of_matrices() -> None:

@@ -49,8 +49,12 @@ def test_sizes_of_more_than_30_bits_are_handed_over(
 def test_a_depthwise_weight_is_not_counted_as_a_full_one() -> None:
     """Its elements are fewer by the number of groups."""
     many = (1 << 30) - 2
-    shape = (1, many, 1, 1, many, 3, 1, 1, 1, many, False)
-    assert _C.conv_why_not(problem(shape), H200) is not None
+    sizes = (1, many, 1, 1, many, 3, 1, 1, 1)
+    depthwise = problem((*sizes, many, False))
+    assert _C.conv_why_not(depthwise, H200) is None
+    assert _C.make_conv_plan(depthwise, H200).policy.direct == 3
+    with pytest.raises(RuntimeError, match="too many elements"):
+        _C.conv_why_not(problem((*sizes, 1, False)), H200)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +91,20 @@ def test_policies_that_no_kernel_can_run_are_refused(name: str, value: int) -> N
 
 
 @pytest.mark.parametrize(
-    "shape",
+    ("shape", "words"),
     [
-        (1, 6144, 200, 200, 64, 2, 1, 0, 63, 1, False),
-        (1, 16383, 100, 100, 64, 40, 1, 0, 1, 1, False),
+        ((1, 6144, 200, 200, 64, 2, 1, 0, 63, 1, False), "bytes of shared memory are too few"),
+        ((1, 16383, 100, 100, 64, 40, 1, 0, 1, 1, False), "sums of 26212800 terms"),
     ],
 )
-def test_what_is_too_large_is_refused_in_no_time(shape: tuple[Any, ...]) -> None:
-    """Listing all its steps, for every policy, took 7 and 2.5 s."""
+def test_what_is_too_large_is_refused_in_no_time(shape: tuple[Any, ...], words: str) -> None:
+    """Listing all its steps, for every policy, took 7 and 2.5 s. Only an implicit GEMM has it."""
     start = time.perf_counter()
-    assert _C.conv_why_not(problem(shape), H200) is not None
+    assert _C.make_conv_plan(problem(shape), H200).policy.gemm.source == 1
+    batch, channels, height, width, features, *settings = shape
+    groups = (batch, 2 * channels, height, width, 2 * features, *settings[:-2], 2, False)
+    assert _C.conv_why_not(problem(groups), H200) is not None
+    assert _C.conv_why_slower(problem(groups), H200) is None
     assert time.perf_counter() - start < 1.0
+    with pytest.raises(NotImplementedError, match=words):
+        _C.make_conv_plan(problem(shape), H200, _C.ConvPolicy(128))

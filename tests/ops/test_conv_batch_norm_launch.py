@@ -102,15 +102,24 @@ def test_mean_and_deviation_are_saved_for_backward_only(binding: ConvBinding) ->
     assert layer.conv.weight.grad is not None
 
 
-@pytest.mark.parametrize("tail", ["training", "evaluation"])
+@pytest.mark.parametrize(
+    ("tail", "mechanism"),
+    [
+        *(("training", name) for name in ("shift", "implicit")),
+        *(("evaluation", name) for name in ("shift", "implicit", "direct")),
+    ],
+)
 def test_backward_convolves_again_by_the_policy_of_forward(
-    tail: str, monkeypatch, binding: ConvBinding
+    tail: str, mechanism: str, monkeypatch, binding: ConvBinding
 ) -> None:
     make, seen = binding.make_conv_plan, []
+    gemm = SimpleNamespace(source=int(mechanism == "implicit"))
+    fields = {"tile_n": 128 * (mechanism == "shift"), "gemm": gemm}
+    fields["direct"] = int(mechanism == "direct")
 
     def chosen(problem, device, policy):
         seen.append((problem.tail, policy))
-        return make(problem, device, policy or SimpleNamespace(tile_n=128, tail=problem.tail))
+        return make(problem, device, policy or SimpleNamespace(**fields, tail=problem.tail))
 
     monkeypatch.setattr(binding, "make_conv_plan", chosen)
     monkeypatch.setattr(binding, "conv_why_slower", lambda problem, device: None)
@@ -137,7 +146,7 @@ def test_backward_convolves_again_by_the_policy_of_forward(
         ).sum().backward()
         assert binding.launched == launched
     code = 1 if tail == "training" else 2
-    assert seen == [(code, None), (0, SimpleNamespace(tile_n=128, tail=code))]
+    assert seen == [(code, None), (0, SimpleNamespace(**fields, tail=code))]
 
 
 def test_backward_leaves_to_torch_what_forward_left(monkeypatch, binding: ConvBinding) -> None:
