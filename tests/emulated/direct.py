@@ -189,6 +189,20 @@ def test_padding_is_no_factor(direct: int, kind: Kind, layout: str, case: ConvCa
         )
 
 
+@both_layouts
+@pytest.mark.parametrize("direct", [SELECTED, ANY])
+def test_an_infinity_outweighs_products_that_overflow(direct: int, layout: str) -> None:
+    """As one product follows the other, in whichever row or channel of the filter they are."""
+    case = ConvCase(4, 4, (3, 3), (6, 7), 2, groups=2, padding=1, bias=False)
+    for h in range(6):
+        x, weight, _ = case.draw(lambda shape, seed: torch.ones(shape), layout=layout)
+        x[:, 0, h, 3] = -float("inf")
+        x[:, :, h + 1 :] = 2.0**100
+        with forced(direct):
+            result = case.ours(x, weight * 2.0**100, None)
+        assert torch.equal(kinds(result), kinds(case.theirs(x, weight * 2.0**100, None)))
+
+
 @either_kernel
 @every_kind
 @both_layouts

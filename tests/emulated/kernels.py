@@ -28,7 +28,6 @@ from .plugin import binding
 
 GATHERED = binding.ConvPolicy(0, gemm=binding.GemmPolicy(0, 0, source=1))
 PIXELS = binding.ConvPolicy(0)
-
 CASES = [
     ConvCase(64, 24, (3, 3), (7, 6), 2, padding=1),
     ConvCase(72, 40, (3, 2), (9, 8), 3, stride=2, padding=(1, 0), bias=False),
@@ -44,7 +43,7 @@ SHIFTED = [
     ConvCase(32, 16, (3, 3), (9, 71), 2, groups=2, dilation=2, padding=2),
     ConvCase(16, 24, (3, 3), (7, 40), 2, transposed=True, stride=2, padding=1),
 ]
-IN_PLANES = [("contiguous", CASES[1]), ("contiguous", CASES[3])]  # of 20 pixels, and of 15
+IN_PLANES = [("contiguous", CASES[1]), ("contiguous", CASES[3])]  # 20 pixels, 15
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 every_layout = pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gapped"])
@@ -57,9 +56,7 @@ def gathered(fused: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def architecture(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, emulated: None
-) -> None:
+def architecture(request: pytest.FixtureRequest, monkeypatch, emulated: None) -> None:
     device = binding.DeviceProps(major=request.param, minor=0, sm_count=4)
     session.use_device(monkeypatch, device)
 
@@ -158,18 +155,14 @@ def test_non_finite_values_stay_where_they_are_met(
 @every_kind
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("layout", "case"), [("channels_last", CASES[0]), *IN_PLANES])
-def test_batch_norm(
-    kind: Kind, training: bool, layout: str, case: ConvCase, architecture: None
-) -> None:
+def test_batch_norm(kind: Kind, training: bool, layout: str, case, architecture: None) -> None:
     tensors, features = case.draw(randn, layout=layout, dtype=kind[0]), (case.out_channels,)
-    ours, exact = ([randn(features, 5), generate("rand", features, seed=6) + 0.5] for _ in range(2))
-    exact = [one.double() for one in exact]
+    ours = [randn(features, 5), generate("rand", features, seed=6) + 0.5]
+    exact = [one.double() for one in ours]
     value = case.theirs(*wide(tensors))
     beside = randn(tuple(value.shape), 7).to(kind[0])
     result = pcf.ops.conv2d_batch_norm(
-        *tensors,
-        stride=case.stride,
-        padding=case.padding,
+        *(*tensors, case.stride, case.padding),
         running_mean=ours[0],
         running_var=ours[1],
         training=training,
@@ -187,16 +180,12 @@ def test_batch_norm(
 @every_kind
 @every_layout
 def test_scales_that_samples_of_an_image_miss(kind: Kind, layout: str, architecture: None) -> None:
-    """The last elements of an image are not among those that its scale is guessed from."""
-    case = CASES[1]
-    x, weight, _ = case.draw(whole, layout=layout, dtype=kind[0])
-    x[0, -1, -1, -1] = 2.0**10
-    x[1] = 0
-    x[2] = 0
+    x, weight, _ = CASES[1].draw(whole, layout=layout, dtype=kind[0])
+    x[0, -1, -1, -1], x[1:] = 2.0**10, 0
     x[2, -1, -1, -3:] = 1
     with exact_promotion(), guarded():
-        result = case.ours(x, weight, None, precision=kind[1])
-    assert torch.equal(result, case.theirs(*wide((x, weight, None))).to(kind[0]))
+        result = CASES[1].ours(x, weight, None, precision=kind[1])
+    assert torch.equal(result, CASES[1].theirs(*wide((x, weight, None))).to(kind[0]))
 
 
 @every_architecture

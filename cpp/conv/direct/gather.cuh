@@ -78,7 +78,8 @@ __device__ __forceinline__ void gather(const Params& p, const Channel& channel,
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         row[i] = p.rows.met(h[i], r);
-        sum[i] = 0.f;
+        // An infinity is not lost: what overflows beside it would be one of its own in another sum.
+        sum[i] = isfinite(sums[i]) ? 0.f : sums[i];
       }
 #pragma unroll 1
       for (int32_t s = 0; s < p.columns.taps; ++s) {
@@ -94,9 +95,10 @@ __device__ __forceinline__ void gather(const Params& p, const Channel& channel,
       }
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const float total = sums[i] + sum[i];
-        const float added = total - sums[i];
-        lost[i] += (sums[i] - (total - added)) + (sum[i] - added);
+        const float before = isfinite(sums[i]) ? sums[i] : 0.f;
+        const float total = before + sum[i];
+        const float added = total - before;
+        lost[i] += (before - (total - added)) + (sum[i] - added);
         sums[i] = total;
       }
     }

@@ -23,6 +23,7 @@
 #include <cstring>
 
 using std::isfinite;
+using std::isnan;
 
 #include "machine.h"
 #include "ptx.h"
