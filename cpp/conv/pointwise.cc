@@ -1,7 +1,6 @@
 /// \file
 /// A 1x1 convolution as a linear layer of its pixels: problem and buffers in the words of
 /// cutfuse/fused.h, whose plan does the rest.
-#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>

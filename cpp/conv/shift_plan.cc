@@ -1,7 +1,6 @@
 /// \file
 /// A convolution by the shift kernels: stages and one workspace; launch() runs them in order.
 #include <algorithm>
-#include <cmath>
 #include <new>
 #include <utility>
 
