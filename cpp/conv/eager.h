@@ -6,8 +6,8 @@
 
 namespace cutfuse::conv {
 
-/// Microseconds that PyTorch needs at least, to within a few percent; often it takes several times
-/// as long.
+/// Microseconds that PyTorch needs at least, for nine convolutions of ten; often it takes several
+/// times as long.
 double estimate_eager(const FusedConvProblem& problem) noexcept;
 
 }  // namespace cutfuse::conv

@@ -103,7 +103,7 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const int32_t walk = layout.walk(device.sm_count, true);
   const double walks = std::ceil(double(layout.tile_count) / walk);
   const double passes = problem.tail == Tail::kBatchNormTrain ? 2.0 : 1.0;
-  // Launches from a cold L2, and what 220 other problems took instead.
+  // Launches from a cold L2, and what 200 other problems took instead.
   const double others = problem.conv.groups > 1 ? 1.35 : 0.92;
   return 24.0 + passes * std::ceil(walks / device.sm_count) * walk * tile * factor * others;
 }

@@ -208,7 +208,7 @@ Filters filters_of(const ConvProblem& p, Direct kernel, const ConstTensor4& weig
 
 double estimate(const FusedConvProblem& problem, const DeviceProps& device,
                 Direct kernel) noexcept {
-  // Of 240 convolutions on an H200; of few products a block waits for little else than memory.
+  // Of 200 convolutions on an H200; of few products a block waits for little else than memory.
   const ConvProblem& p = problem.conv;
   const double in = double(p.batch) * double(p.channels) * double(p.height) * double(p.width);
   const double results =
@@ -223,7 +223,7 @@ double estimate(const FusedConvProblem& problem, const DeviceProps& device,
     const double work = results * (products + 12.0) / (0.02 * peak);
     return launches + std::max({bytes / 2e6, work, 0.6 * products});  // a thread's, one by one
   }
-  // Rows of an odd length are not read by fours, and few columns leave lanes idle.
+  // Few columns leave lanes idle.
   const bool ragged = p.out_width <= 16;
   const double waste = !ragged ? 1.0 : problem.channels_last ? 1.4 : 2.3;
   const double share = narrow || channels > 1.0 ? 0.22 : 0.5;

@@ -10,7 +10,8 @@
 namespace cutfuse::gemm::sm90 {
 
 /// Of a warpgroup's 64 pixels 16 channels at a time are turned in shared memory, so that 32 pixels
-/// of a channel leave together: a sector a store, as registers hold them, took three times as long.
+/// of a channel leave together: 94 us of a GEMM that took 225 with a sector a store, as registers
+/// hold them (64 images of 64x56x56 to 256 channels, H200).
 template <int kTileN>
 CUTLASS_DEVICE void store_nchw(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
                                const ImageCoordinates<AccumulatorCoordinates<kTileN>>& at,
