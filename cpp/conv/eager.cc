@@ -9,8 +9,9 @@ namespace cutfuse::conv {
 namespace {
 
 // Fitted from below to 515 convolutions on an H200, random ones and those of ResNet-50 and
-// MobileNet, by graph replay from a cold L2: cuDNN 9 as torch 2.11 asks for it. A tenth of them took
-// less than this, one in twenty by more than a tenth, one 0.38 of it; the median took 1.5 of it.
+// MobileNet, by graph replay from a cold L2: cuDNN 9 as torch 2.11 asks for it. A tenth of them
+// took less than this, one in twenty by more than a tenth, one 0.38 of it; the median took 1.5 of
+// it.
 
 double ceil_div(double a, double b) { return std::ceil(a / b); }
 
