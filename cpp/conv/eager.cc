@@ -122,6 +122,24 @@ double of_floats(const Work& w) {
   return std::max(time * unaligned, in_sequence(w));
 }
 
+/// What follows, one pass after the other: torch.compile makes fewer of them, but PyTorch runs what
+/// is handed over as it is.
+double of_passes(const Work& w) {
+  const FusedConvProblem& problem = w.problem;
+  // The first step is usually a bias, which the convolution adds.
+  const double steps = std::max(problem.program.count - 1, 0) + problem.after.count;
+  const double step = 1.0 + std::max(1.5, 2.0 * w.out_bytes / 4.5e6);
+  if (problem.tail == Tail::kNone) return steps * step;
+  if (problem.tail == Tail::kBatchNormTrain) {
+    const double bandwidth = w.out_bytes > 40e6 ? 3.6e6 : 6e6;  // small results stay in L2
+    return 2.0 * (2.0 + 2.0 * w.out_bytes / bandwidth) + steps * step;
+  }
+  // In eval a block has one plane of NCHW; of channels_last two small kernels come before.
+  const double planes = w.last ? 0.0 : 6e-4 * double(w.p.batch) * double(w.p.out_channels);
+  const double before = w.last ? 5.0 : 2.0;
+  return before + std::max(planes, 2.0 * w.out_bytes / 2.9e6) + steps * step;
+}
+
 }  // namespace
 
 double estimate_eager(const FusedConvProblem& problem) noexcept {
@@ -130,12 +148,7 @@ double estimate_eager(const FusedConvProblem& problem) noexcept {
                              : w.p.transposed ? of_transposed(w)
                              : w.narrow       ? of_narrow(w)
                                               : of_floats(w);
-  // torch.compile makes one pass of what follows; statistics take another.
-  const bool follows =
-      problem.program.count > 1 || problem.after.count > 0 || problem.tail != Tail::kNone;
-  const double passes = (follows ? 1.0 : 0.0) + (problem.tail == Tail::kBatchNormTrain ? 1.0 : 0.0);
-  const double bandwidth = w.out_bytes > 40e6 ? 3.6e6 : 6e6;  // small results stay in L2
-  return contraction + passes * (2.0 + 2.0 * w.out_bytes / bandwidth);
+  return contraction + of_passes(w);
 }
 
 }  // namespace cutfuse::conv

@@ -84,6 +84,14 @@ Status as_images(const FusedConvProblem& problem, Images* images, FusedProblem* 
   images->pad_w = narrow(p.pad_w);
   images->dilation_h = narrow(p.dilation_h);
   images->dilation_w = narrow(p.dilation_w);
+  // Of a filter of one tap the pixels that it meets are all that is converted.
+  const bool one_tap =
+      p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0 && !given.transposed;
+  if (one_tap && !reads_in_place(problem)) {
+    images->height = images->out_height;
+    images->width = images->out_width;
+    images->stride_h = images->stride_w = 1;
+  }
   images->pixel_stride =
       reads_in_place(problem) ? problem.pixel_stride : ceil_div(p.channels, 8) * 8;
   images->planes_out = !problem.channels_last;
@@ -108,6 +116,14 @@ Status as_images(const FusedConvProblem& problem, Images* images, FusedProblem* 
   linear->after = problem.after;
   linear->weight_planes = !is_narrow(p);
   return {};
+}
+
+/// The pixels of x that `images` has.
+ConstTensor4 pixels_of(const ConvProblem& p, const Images& images, ConstTensor4 x) {
+  if (p.transposed) return x;  // at stride 1
+  x.strides[2] *= p.stride_h / images.stride_h;
+  x.strides[3] *= p.stride_w / images.stride_w;
+  return x;
 }
 
 /// Filters as those of as_convolution(): [filter][channel][row][tap].
@@ -281,9 +297,9 @@ Status ImplicitPlan::launch(const ConvBuffers& buffers, void* stream) const noex
   const ConstTensor4 filters = params.weight;
   const bool in_place = !problem_.packed_weight && filters_in_place(buffers);
   if (problem_.packed_weight || in_place) params.weight.data = nullptr;
-  params.x = buffers.x;
-  params.by_channels = buffers.x.strides[1] == 1;
-  params.by_fours = params.by_channels && reads_fours(buffers.x);
+  params.x = pixels_of(p, images_, buffers.x);
+  params.by_channels = params.x.strides[1] == 1;
+  params.by_fours = params.by_channels && reads_fours(params.x);
   params.parts = parts_;
   if (!reads_in_place(problem_)) params.x_planes = fused::at<void>(workspace, x_planes_);
   if (!is_narrow(p)) {
@@ -308,7 +324,7 @@ Status ImplicitPlan::launch(const ConvBuffers& buffers, void* stream) const noex
   fused::Linked linked;
   linked.x_planes = reads_in_place(problem_) ? buffers.x.data : params.x_planes;
   linked.x_words = params.row_words;
-  std::copy(std::begin(buffers.x.strides), std::end(buffers.x.strides), linked.x_strides);
+  std::copy(std::begin(params.x.strides), std::end(params.x.strides), linked.x_strides);
   std::copy(std::begin(filters.strides), std::end(filters.strides), linked.weight_strides);
   return plan_->launch(inner, linked, stream);
 }
@@ -328,11 +344,12 @@ Status find(const FusedConvProblem& problem, const DeviceProps& device, fused::L
 /// Microseconds of what packs tensors.
 double preparing(const FusedConvProblem& problem, const Images& images) {
   const ConvProblem& p = problem.conv;
-  const double pixels = double(p.batch) * double(p.height) * double(p.width);
-  const double written = double(images.pixel_stride) * 2.0 * std::max(planes_of(p), 1);
-  const double read = double(p.channels) * double(size_of(p.dtype));
   if (reads_in_place(problem)) return 2.5;
-  return (is_narrow(p) ? 6.0 : 10.0) + pixels * (read + written) / 2.9e6;
+  const double rows = double(p.batch) * images.height;
+  const double written = double(images.pixel_stride) * 2.0 * std::max(planes_of(p), 1);
+  // Pixels that are skipped within a row come along.
+  const double read = double(p.channels) * double(size_of(p.dtype)) * double(p.width);
+  return (is_narrow(p) ? 6.0 : 10.0) + rows * (read + written * images.width) / 2.9e6;
 }
 
 }  // namespace

@@ -29,6 +29,12 @@ __device__ __forceinline__ int2 load_shared(uint32_t address) {
   return words;
 }
 
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
+  uint32_t word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
 /// Copies `bytes` of 4, 8 or 16, the rest zeros, to shared memory without waiting for them.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {

@@ -94,13 +94,19 @@ double fused::expected(const FusedProblem& problem, const Links& links, const De
   }
   const bool large = policy.tile_n == 256;
   const double k_tile = planes == 2 ? (policy.promote_k == 16 ? 1.9 : 1.1 * policy.tile_n / 128.0)
-                                    : (large ? 0.62 : 0.42);
+                                    : (large                 ? 0.62
+                                       : policy.tile_n == 64 ? 0.3
+                                                             : 0.42);
   // The result leaves by the copy engine only if its rows are 16 bytes apart, or multiples of that.
   double epilogue = n * size_of(dtype) % 16 == 0 ? 2.5 : n % 2 == 0 ? 5.0 : 10.0;
   for (int32_t i = 0; i < problem.program.count; ++i) {
     epilogue += problem.program.steps[i].op >= Op::kSigmoid ? 3.0 : 0.5;
   }
-  if (links.reads_images) time += large ? 18.0 : 6.0;
+  if (links.reads_images && dtype == DType::kFloat32) {
+    time += large ? 18.0 : 6.0;
+  } else if (links.reads_images && large) {
+    time += 2.0;
+  }
   if (links.reads_images && links.images.planes_out) {
     epilogue += dtype == DType::kFloat32 ? 1.5 : 2.5;
   } else if (large) {

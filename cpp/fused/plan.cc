@@ -37,10 +37,10 @@ bool FusedPlan::folds_ahead() const {
   if (exchanging_blocks_ != 0) return true;  // which also clears the arrivals
   const auto [m, n, k, precision, dtype] = problem_.gemm;
   const Program& program = problem_.program;
-  const bool affine = program.count > 0 ? gemm::is_affine(program.steps[0].op)
-                                        : problem_.tail == Tail::kBatchNormEval;
-  return affine && !splits_k() &&
-         ceil_div(m, policy_.tile_m) * ceil_div(n, policy_.tile_n) > device_.sm_count;
+  const bool normalises = problem_.tail == Tail::kBatchNormEval;
+  const bool affine = program.count > 0 ? gemm::is_affine(program.steps[0].op) : normalises;
+  const bool many = ceil_div(m, policy_.tile_m) * ceil_div(n, policy_.tile_n) > device_.sm_count;
+  return affine && !splits_k() && (many || normalises);
 }
 
 Status FusedPlan::lay_out() {
@@ -278,6 +278,7 @@ Status FusedPlan::launch(const FusedBuffers& buffers, const Linked& linked,
       return status;
     }
     epilogue.folded = folded;
+    call.follows_fold = true;
   }
   if (splits_k()) {
     const DeviceProgram program = epilogue.program;

@@ -36,8 +36,8 @@ T* at(void* workspace, int64_t offset) {
 struct Links {
   bool reads_planes = false;   ///< x comes as planes at gemm::kBoundedExponent, unless 16-bit
   bool writes_planes = false;  ///< out goes as such planes, unless 16-bit
-  /// x comes as planes of `images` with words of their own, unless 16-bit; so does the weight, and
-  /// k is padded as they are.
+  /// x comes as planes of `images` with words of their own, unless 16-bit or read as NCHW; so does
+  /// the weight, and k is padded as they are.
   bool reads_images = false;
   gemm::Images images = {};
 };
@@ -107,7 +107,10 @@ class FusedPlan final : public Plan {
 
   /// Whether no tensor cores are used: few rows, summed in fp32 as they are.
   bool skinny() const { return policy_.arch == kSkinny; }
-  int32_t planes() const { return skinny() ? 0 : plane_count(problem_.gemm); }
+  /// fp16 planes of each operand; 0: the tensors themselves are multiplied.
+  int32_t planes() const {
+    return skinny() || links_.images.planes_in ? 0 : plane_count(problem_.gemm);
+  }
   bool splits_x() const { return planes() > 0 && !links_.reads_planes && !links_.reads_images; }
   bool empty() const { return problem_.gemm.m == 0 || problem_.gemm.n == 0; }
   bool training() const { return problem_.tail == Tail::kBatchNormTrain; }
@@ -117,7 +120,8 @@ class FusedPlan final : public Plan {
   int64_t slice_stride() const { return problem_.gemm.m * slice_row_stride(); }
   bool reduces_rows() const { return problem_.tail == Tail::kLogSumExp; }
   /// Whether the program's first steps are folded before the contraction and not in every tile:
-  /// where an SM has one tile at most, another launch would cost more than it saves.
+  /// where an SM has one tile at most, another launch would cost more than it saves, unless batch
+  /// norm's operands would be read there (up to 15 us from a cold L2; H200).
   bool folds_ahead() const;
   /// Partials of the tail's reduction, of each column or of each row.
   int64_t partial_count() const;

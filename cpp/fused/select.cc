@@ -12,6 +12,11 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+Source source_of(const Links& links) {
+  if (!links.reads_images) return Source::kMatrix;
+  return links.images.planes_in ? Source::kNchw : Source::kImages;
+}
+
 /// Whether the scheduler pads grouped tiles so that those without columns would write partials of
 /// others.
 bool pads_partials(const FusedProblem& problem, const GemmPolicy& policy) {
@@ -53,8 +58,7 @@ GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
     policy.split_k = skinny::select_parts(m, n, k, device.sm_count).parts;
     return policy;
   }
-  const Source source = links.reads_images ? Source::kImages : Source::kMatrix;
-  GemmPolicy policy = gemm::select_policy(problem.gemm, source, device);
+  GemmPolicy policy = gemm::select_policy(problem.gemm, source_of(links), device);
   if (may_split_k(problem, links)) policy.split_k = select_split_k(problem.gemm, policy, device);
   if (pads_partials(problem, policy)) policy.swizzle = 1;
   GemmPolicy by_columns = policy;
@@ -71,7 +75,7 @@ Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links&
   if (!skinny) {
     if (Status status = check_policy(problem.gemm, policy); !status.ok()) return status;
   }
-  CUTFUSE_CHECK((policy.source == Source::kImages) == links.reads_images, Code::kNotSupported,
+  CUTFUSE_CHECK(policy.source == source_of(links), Code::kNotSupported,
                 "%s: images are what convolutions multiply, and nothing else",
                 to_string(policy).c_str());
   CUTFUSE_CHECK((policy.split_k == 1 && !skinny) || may_split_k(problem, links),

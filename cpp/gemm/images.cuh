@@ -25,7 +25,7 @@ __device__ __forceinline__ int64_t row_offset(const ImageCoordinates<Fragment>& 
                                               const Operand& operand) {
   const int64_t row = at.row(r);
   if (!at.images->planes_out || operand.row_stride == 0) return row * operand.row_stride;
-  return plane_offset(*at.images, static_cast<int32_t>(row), at.columns);
+  return plane_pixel(*at.images, static_cast<int32_t>(row), at.columns).offset;
 }
 
 /// As in repair.cuh. The padding is no factor.
@@ -70,7 +70,7 @@ __device__ __forceinline__ void store_to_planes(const float (&v)[Fragment::kSize
   for (int r = 0; r < kRows; ++r) {
     if (!at.row_inside(r)) continue;
     const int64_t first =
-        plane_offset(*at.images, at.row0 + 8 * r, at.columns) + at.column0 * pixels;
+        plane_pixel(*at.images, at.row0 + 8 * r, at.columns).offset + at.column0 * pixels;
     executor::for_each_chunk<true, Fragment::kColumnPairs / kPairsAtOnce>([&](int chunk) {
 #pragma unroll
       for (int i = 0; i < 2 * kPairsAtOnce; ++i) {

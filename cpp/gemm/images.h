@@ -17,6 +17,7 @@
 namespace cutfuse::gemm {
 
 inline constexpr int32_t kTapAlignment = 64;  // channels: a k-tile
+inline constexpr int32_t kPixelGroup = 32;
 
 struct Images {
   int32_t count = 0;
@@ -37,9 +38,17 @@ struct Images {
   /// The result's planes lie one channel after the other, each out_height * out_width long (NCHW);
   /// else the result is a row-major matrix.
   bool planes_out = false;
+  /// x is fp32 and lies so as well, without gaps; the filter is 1x1 at stride 1. Rows of A are then
+  /// whole groups of kPixelGroup pixels of an image, and those past its end are nothing.
+  bool planes_in = false;
 
   __host__ __device__ int32_t taps() const { return kernel_h * kernel_w; }
   __host__ __device__ int32_t out_pixels() const { return out_height * out_width; }
+  /// Rows of A that an image has.
+  __host__ __device__ int32_t image_rows() const {
+    const int32_t pixels = out_pixels();
+    return planes_in ? (pixels + kPixelGroup - 1) / kPixelGroup * kPixelGroup : pixels;
+  }
   __host__ __device__ int32_t tap_channels() const {
     return (channels + kTapAlignment - 1) / kTapAlignment * kTapAlignment;
   }
@@ -61,11 +70,23 @@ __host__ __device__ inline FirstTap first_tap(const Images& images, int32_t row)
 ImageBoxes boxes_of(const Images& images, const void* data, int32_t planes, DType element,
                     int32_t rows) noexcept;
 
-/// Where results lie. Of planes, image `n` begins n * columns planes after the first.
-__host__ __device__ inline int64_t plane_offset(const Images& images, int32_t row,
-                                                int32_t columns) {
+/// The same where x lies in planes: a box has kPixelGroup pixels of 32 channels.
+TensorBoxes pixel_boxes_of(const Images& images, const void* data) noexcept;
+
+/// Where a row's results lie, of which image `n` begins n * columns planes after the first.
+struct PlanePixel {
+  int64_t offset;  ///< of the first plane; of a row that is nothing, that of a pixel beside it
+  bool is_inside;
+};
+__host__ __device__ inline PlanePixel plane_pixel(const Images& images, int32_t row,
+                                                  int32_t columns) {
   const int32_t pixels = images.out_pixels();
-  return int64_t(row / pixels) * (columns - 1) * pixels + row;
+  const int32_t rows = images.image_rows();
+  const int32_t image = row / rows;
+  const int32_t pixel = row - image * rows;
+  const int64_t first = int64_t(image < images.count ? image : images.count - 1) * columns;
+  return {first * pixels + (pixel < pixels ? pixel : pixels - 1),
+          image < images.count && pixel < pixels};
 }
 
 }  // namespace cutfuse::gemm

@@ -35,10 +35,19 @@ set(CUTFUSE_GEMM_SM90_IMAGE_INSTANCES
   "half_t 128 128 1 6 16"
   "half_t 128 256 2 4 0"
   "half_t 128 128 1 6 0 dev"
+  "half_t 128 64 1 8 0"
   "bfloat16_t 128 256 2 4 0"
-  "bfloat16_t 128 128 1 6 0")
+  "bfloat16_t 128 128 1 6 0"
+  "bfloat16_t 128 64 1 8 0")
 
-# And the sm_80 ones, columns as of the second table.
+# The compiled sm_90 GEMM kernels of fp32 NCHW images as they are, columns as of the first table (K
+# tile is 32).
+set(CUTFUSE_GEMM_SM90_NCHW_INSTANCES
+  # ELEMENT TILE_M TILE_N CLUSTER_M STAGES PROMOTE_K
+  "float 128 64 1 8 0"
+  "float 128 128 1 6 0 dev")
+
+# And the sm_80 ones of images, columns as of the second table.
 set(CUTFUSE_GEMM_SM80_IMAGE_INSTANCES
   # ELEMENT TILE_M TILE_N WARP_M WARP_N TILE_K STAGES PROMOTE_K
   "kFloat16 64 64 32 32 32 3 32 dev"

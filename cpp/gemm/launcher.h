@@ -89,6 +89,9 @@ struct GemmCall {
   EpilogueArguments epilogue;
   float promotion = 1.f;
   int32_t blocks = 0;  ///< 0: as many as the waves need
+  /// fold_columns() was launched just before: it begins where the kernels before it have ended, so
+  /// that A and B are complete and the epilogue alone need wait for it.
+  bool follows_fold = false;
 };
 
 /// Tiles along M that a launch has: whole clusters.

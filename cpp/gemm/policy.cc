@@ -55,12 +55,19 @@ DType element_of(const GemmProblem& problem) {
 }
 
 bool multiplies(const gemm::Instance& instance, const GemmProblem& problem) {
+  if (instance.source == Source::kNchw) {
+    return problem.dtype == DType::kFloat32 && problem.precision == Precision::kTf32;
+  }
   return instance.element == element_of(problem) &&
          (instance.promote_k != 0) == (plane_count(problem) == 2);
 }
 
 const char* name(Raster raster) {
   return raster == Raster::kAlongN ? "Raster::kAlongN" : "Raster::kAlongM";
+}
+
+const char* name(Source source) {
+  return source == Source::kImages ? "Source::kImages" : "Source::kNchw";
 }
 
 const char* name(DType dtype) {
@@ -95,7 +102,7 @@ std::string to_string(const GemmPolicy& policy) {
   return "GemmPolicy{" + number(policy.tile_m) + number(policy.tile_n) + number(policy.cluster_m) +
          number(policy.promote_k) + name(policy.raster) + ", " + number(policy.swizzle) +
          number(policy.split_k) + number(policy.arch) + name(policy.element) +
-         (policy.source == Source::kImages ? ", Source::kImages}" : "}");
+         (policy.source == Source::kMatrix ? "" : std::string(", ") + name(policy.source)) + "}";
 }
 
 GemmPolicy select_policy(const GemmProblem& problem, const DeviceProps& device) noexcept {

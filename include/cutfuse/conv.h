@@ -53,7 +53,8 @@ struct FusedConvProblem {
   /// Elements between pixels of x where all of them are equally far apart, in the order of out, so
   /// that it may be read as a matrix; 0 otherwise. Of 16-bit tensors a multiple of 8, and only if
   /// their channels are contiguous and x starts at a multiple of 16 bytes; so then do those of a
-  /// 1x1 weight, which is dense.
+  /// 1x1 weight, which is dense. Of fp32 tensors to NCHW, 1: x is contiguous NCHW and starts at a
+  /// multiple of 16 bytes, and so is and does a 1x1 weight.
   int64_t pixel_stride = 0;
 };
 
@@ -70,9 +71,9 @@ struct ConvPolicy {
   int32_t strip = 0;     ///< output columns of a strip of the image; 0: whole rows
   int32_t chunk = 0;     ///< input channels, with their phases, in shared memory at once
   int32_t stages = 2;    ///< patches of the input in shared memory
-  /// If tile_n is 0: of a matrix product, of pixels as they lie (1x1) or, with Source::kImages,
-  /// gathered; nothing else is read then. As it is by default, but for the source, it stands for
-  /// the one that is selected.
+  /// If tile_n is 0: of a matrix product, of pixels as they lie (1x1; with Source::kNchw from and
+  /// to NCHW) or, with Source::kImages, gathered; nothing else is read then. As it is by default,
+  /// but for the source, it stands for the one that is selected.
   GemmPolicy gemm;
   Direct direct = Direct::kNone;  ///< if it is one, tile_n is 0 and nothing else is read
 };
@@ -98,8 +99,8 @@ struct ConvBuffers {
   const void* packed = nullptr;  ///< if problem.packed_weight
   /// Host arrays. Strides of an operand are of channels and of pixels of a plane: (0, 0) a scalar,
   /// (s, 0) a per-channel vector, (out_height * out_width, 1) a contiguous tensor of out's shape. A
-  /// plan with policy.tile_n 0 takes any strides, unless it gathers pixels, or is direct, and
-  /// writes NCHW.
+  /// plan with policy.tile_n 0 takes any strides, unless it gathers pixels, or is direct, or reads
+  /// planes, and writes NCHW.
   const Operand* operands = nullptr;
   int32_t operand_count = 0;
   const Operand* after_operands = nullptr;

@@ -29,8 +29,9 @@ inline constexpr int32_t plane_count(const GemmProblem& problem) {
 
 enum class Raster : int32_t { kAlongM = 0, kAlongN = 1 };
 
-/// What A is: a matrix in memory, or what a convolution's filter meets in images.
-enum class Source : int32_t { kMatrix = 0, kImages = 1 };
+/// What A is: a matrix in memory; what a convolution's filter meets in images; or, of a 1x1 filter,
+/// the pixels of fp32 NCHW images, at tf32, as they are.
+enum class Source : int32_t { kMatrix = 0, kImages = 1, kNchw = 2 };
 
 /// Everything that selects and configures one compiled kernel. Two policies that compare equal
 /// launch the same code in the same order.
@@ -46,7 +47,7 @@ struct GemmPolicy {
   /// none of the tensor cores, and of the rest only split_k is read.
   int32_t arch = 90;
   DType element = DType::kFloat16;  ///< of planes or tensors in shared memory: fp16 or bf16
-  Source source = Source::kMatrix;  ///< kImages: within a ConvPolicy only
+  Source source = Source::kMatrix;  ///< the others: within a ConvPolicy only
 };
 
 CUTFUSE_API bool operator==(const GemmProblem& a, const GemmProblem& b) noexcept;

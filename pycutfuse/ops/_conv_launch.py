@@ -70,7 +70,7 @@ def _problem(call: Call, shape: tuple[int, ...], tier: str, channels_last: bool)
             dtype,
             False,  # packed
             channels_last,
-            _conv_layout.pixel_stride(call.x, call.weight),
+            _conv_layout.pixel_stride(call.x, call.weight, channels_last),
             call.x.get_device(),
         )
     )
@@ -110,7 +110,8 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
         plan = _plan(problem, plan.policy)
     direct = plan.policy.tile_n == 0 and plan.policy.direct != 0
     product = plan.policy.tile_n == 0 and not direct
-    gathers = direct or (product and plan.policy.gemm.source == 1)
+    source = plan.policy.gemm.source if product else 0
+    gathers = direct or source != 0
     by_pixels = (product and not gathers) or (gathers and channels_last)
     lay_out = _conv_layout.by_any_planes if direct else _conv_layout.by_planes
     lay_out = _conv_layout.by_pixels if by_pixels else lay_out
@@ -138,7 +139,7 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
         outer,
         _launch._norm_dtypes(call.statistics),
         by_pixels,
-        product and problem.pixel_stride > 0 and x.dtype is not torch.float32,
+        source == 2 or (product and problem.pixel_stride > 0 and x.dtype is not torch.float32),
     )
 
 
@@ -292,7 +293,9 @@ def _unpacked(recipe: ConvRecipe) -> ConvRecipe:
 
 
 def _aligned(recipe: ConvRecipe, x: Tensor, weight: Tensor) -> tuple[ConvRecipe, Tensor, Tensor]:
-    """The launch of copies that start where kernels read 16-bit tensors."""
+    """The launch of copies that start where kernels read tensors in place."""
+    if x.dtype is torch.float32:
+        return recipe, x.clone(), weight.clone()
     x = x.movedim(-3, -1).clone(memory_format=torch.contiguous_format).movedim(-1, -3)
     problem = recipe.problem._replace(pixel_stride=recipe.problem.channels)
     strides = x.stride() if x.dim() == 4 else (0, *x.stride())

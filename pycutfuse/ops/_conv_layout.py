@@ -30,11 +30,15 @@ def x_strides(x: Tensor) -> tuple[bool, tuple[int, ...]] | None:
     return True, (channels * height * width, height * width, width, 1)
 
 
-def pixel_stride(x: Tensor, weight: Tensor) -> int:
+def pixel_stride(x: Tensor, weight: Tensor, channels_last: bool) -> int:
     """Elements between pixels of x where they can be read as a matrix, else 0.
 
-    16-bit tensors are read as `factor_view` says, without copies; then so is a 1x1 weight.
+    16-bit tensors are read as `factor_view` says, without copies; then so is a 1x1 weight. Those of
+    float32 beside NCHW results lie side by side, and planes and a 1x1 weight without gaps.
     """
+    if x.itemsize == 4 and not channels_last and x.shape[-2:] != (1, 1):
+        dense = weight.is_contiguous() or weight.shape[-2:] != (1, 1)
+        return int(dense and x.is_contiguous())
     view = factor_view(x.movedim(-3, -1))
     if x.itemsize == 2:
         dense = weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)

@@ -44,6 +44,8 @@ def conv_kinds_of(policy: "ConvPolicy | None") -> tuple[Kind, ...]:
     if policy is None:
         return KINDS
     if policy.tile_n == 0:
+        if policy.gemm.source == 2:  # planes as they are
+            return KINDS[1:2]
         selects = policy.gemm.tile_m == 0  # one for each kind
         return KINDS if selects else kinds_of(policy.gemm)
     return KINDS[:1] if policy.planes == 2 else KINDS[1:]
@@ -71,8 +73,8 @@ def forced_conv_policy(policy: "ConvPolicy | None") -> Iterator[None]:
     """Launch convolutions with `policy`, one of ``_C.compiled_conv_policies()``.
 
     Or with one that names a mechanism alone: ``_C.ConvPolicy(0)`` multiplies pixels as they lie,
-    and with ``gemm=_C.GemmPolicy(0, 0, source=1)`` gathers them; both select the rest. What is not
-    selected without being forced is launched, too.
+    with ``gemm=_C.GemmPolicy(0, 0, source=1)`` gathers them, and with ``source=2`` those of NCHW as
+    they lie; each selects the rest. What is not selected without being forced is launched, too.
 
     A call that it does not compute raises NotImplementedError. It is to be forced only on calls of
     a dtype and tier among `conv_kinds_of` it: on others it may not keep the tier's promise.

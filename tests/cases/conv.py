@@ -170,6 +170,7 @@ KERNEL = [
     ConvCase(16, 40, (5, 3), (29, 71), 2, padding=(2, 1)),
     ConvCase(64, 64, (3, 3), (28, 28), 2, padding="same"),
     ConvCase(32, 256, (1, 1), (33, 65), 2),
+    ConvCase(72, 96, (1, 1), (9, 12), 3),
     ConvCase(13, 17, (3, 3), (19, 23), 1, stride=3, padding=1),
     ConvCase(1, 16, (4, 4), (32, 32), 7, padding="same"),
     ConvCase(32, 32, (3, 3), (40, 41), 2, groups=4, padding=1),

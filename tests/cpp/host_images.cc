@@ -48,7 +48,7 @@ py::list read_tile(const py::sequence& numbers, int32_t planes, int32_t first_ro
 
 int64_t place(const py::sequence& numbers, int32_t row, int32_t column, int32_t columns) {
   const Images images = images_of(numbers);
-  return plane_offset(images, row, columns) + int64_t(column) * images.out_pixels();
+  return plane_pixel(images, row, columns).offset + int64_t(column) * images.out_pixels();
 }
 
 }  // namespace

@@ -237,12 +237,15 @@ def test_what_follows_takes_pytorch_further_passes(tier: str, dtype: int) -> Non
     def torchs(**changes: Any) -> int:
         return times(laid_out(TINY, False, tier, dtype, **changes))[0]
 
-    alone, once, twice = torchs(), torchs(tail=2), torchs(tail=1)
-    assert alone < once < twice
-    assert torchs(program=bias) == alone
-    assert torchs(program=both) == torchs(tail=2, after=relu) == once
-    assert torchs(program=both, tail=1, after=relu) == twice
-    assert torchs(program=NOTHING) == alone
+    alone, normalised, trained = torchs(), torchs(tail=2), torchs(tail=1)
+    assert alone < normalised
+    assert alone < trained
+    assert torchs(program=bias) == torchs(program=NOTHING) == alone
+    assert alone < torchs(program=both)
+    for tail in (1, 2):
+        assert torchs(tail=tail) < torchs(tail=tail, after=relu)
+        assert torchs(tail=tail, after=relu) == torchs(program=both, tail=tail)
+        assert torchs(tail=tail, after=relu) < torchs(program=both, tail=tail, after=relu)
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -112,17 +112,23 @@ class ConvBinding(simulated.Binding):
         self.last |= {"packed": packed, "problem": p}
         assert bool(packed) == p.packed_weight
         product = plan.policy.tile_n == 0 and not plan.policy.direct
-        gathers = product and plan.policy.gemm.source == 1
-        by_pixels = plan.policy.tile_n == 0 and (p.channels_last or (product and not gathers))
-        if gathers and p.dtype and p.pixel_stride:
+        source = plan.policy.gemm.source if product else 1
+        by_pixels = plan.policy.tile_n == 0 and (p.channels_last or source == 0)
+        shape = (p.batch, p.channels, p.height, p.width)
+        if source == 2:
+            assert not p.channels_last
+            assert p.pixel_stride == 1
+            assert x % 16 == weight % 16 == 0
+            images = tensor_at(x, shape, torch.empty(shape, device="meta").stride(), p.dtype)
+        elif product and source == 1 and p.dtype and p.pixel_stride:
             assert x % 16 == 0
             images = _pixels(x, x_strides, p)
-        elif product and not gathers:
+        elif source == 0:
             assert is_by_pixels(p)
             images = _pixels(x, x_strides, p)
             assert not p.dtype or (x % 16 == weight % 16 == 0 and weight_strides[1] == 1)
         else:
-            images = tensor_at(x, (p.batch, p.channels, p.height, p.width), x_strides, p.dtype)
+            images = tensor_at(x, shape, x_strides, p.dtype)
         shape = self._weight_shape(p)
         if packed:
             count = shape[0] * shape[1] * shape[2] * shape[3]

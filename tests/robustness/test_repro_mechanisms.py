@@ -20,10 +20,11 @@ from ..ops.simulated_conv import install
 
 BINDING = native().binding
 CPU = torch.device("cpu")
-SHIFT, PIXELS, IMAGES = (
+SHIFT, PIXELS, IMAGES, PLANES = (
     "straight from the input",
     "a matrix product of its pixels",
     "an implicit gemm",
+    "a matrix product of planes as they are",
 )
 planned = pytest.mark.skipif(
     BINDING is None or bool(support.conv_missing()), reason="no native library with convolutions"
@@ -66,6 +67,8 @@ def test_every_mechanism_is_forced_in_a_fair_share(h200: None) -> None:
 def test_kinds_of_policies_that_name_a_mechanism_are_all(h200: None) -> None:
     gathers = BINDING.ConvPolicy(0, gemm=BINDING.GemmPolicy(0, 0, source=1))
     assert conv_kinds_of(gathers) == conv_kinds_of(BINDING.ConvPolicy(0)) == KINDS
+    planes = BINDING.ConvPolicy(0, gemm=BINDING.GemmPolicy(0, 0, source=2))
+    assert conv_kinds_of(planes) == KINDS[1:2]
     for gemm in BINDING.compiled_policies():
         kinds = conv_kinds_of(BINDING.ConvPolicy(0, gemm=gemm))
         assert kinds == (KINDS[:1] if gemm.promote_k else kinds)

@@ -6,12 +6,25 @@
 
 namespace cutfuse::gemm::sm90 {
 
-/// Of an m64nNk16 tile, of which a warp has 16 rows. More operands than these are read step by
-/// step.
-template <int kTileN>
+/// Of an m64nN tile, of which a warp has 16 rows. More operands than these are read step by step.
+template <int kTileN, int kRowStep = 8>
 struct AccumulatorCoordinates : FragmentCoordinates<2, kTileN / 8, kTileN,
-                                                    (kTileN == 128   ? 14
+                                                    (kTileN <= 128   ? 14
                                                      : kTileN == 192 ? 8
-                                                                     : 6)> {};
+                                                                     : 6),
+                                                    kRowStep> {};
+
+/// The first of a thread's rows in a tile. Every 4 rows those of the same lane in the other half of
+/// a warp's rows follow (kRowStep 4): pixels as nchw_mainloop.cuh reads them.
+template <int kRowStep>
+CUTLASS_DEVICE int first_row_of(int thread) {
+  const int warp = thread / 32;
+  const int row = thread % 32 / 4;
+  if constexpr (kRowStep == 8) {
+    return warp * 16 + row;
+  } else {
+    return warp / 2 * 32 + warp % 2 * 8 + row % 4 + row / 4 * 16;
+  }
+}
 
 }  // namespace cutfuse::gemm::sm90

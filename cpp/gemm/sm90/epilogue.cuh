@@ -13,12 +13,14 @@
 #include <cute/tensor.hpp>
 #include <cutlass/epilogue/collective/detail.hpp>
 
+#include "core/launch.h"
 #include "gemm/images.cuh"
 #include "gemm/launcher.h"
 #include "gemm/repair.cuh"
 #include "gemm/sm90/coordinates.cuh"
 #include "gemm/sm90/exchange.cuh"
 #include "gemm/sm90/nchw.cuh"
+#include "gemm/sm90/nchw_repair.cuh"
 #include "gemm/sm90/partials.cuh"
 #include "gemm/sm90/store.cuh"
 #include "gemm/stage.cuh"
@@ -32,8 +34,10 @@ class ProgramEpilogue {
  public:
   static constexpr int kTileM = cute::size<0>(TileShape{});
   static constexpr int kTileN = cute::size<1>(TileShape{});
-  static constexpr bool kImages = kSource == Source::kImages;
-  using Fragment = AccumulatorCoordinates<kTileN>;
+  static constexpr bool kImages = kSource != Source::kMatrix;
+  static constexpr bool kNchw = kSource == Source::kNchw;
+  static constexpr int kRowStep = kNchw ? 4 : 8;
+  using Fragment = AccumulatorCoordinates<kTileN, kRowStep>;
   using Coordinates = std::conditional_t<kImages, ImageCoordinates<Fragment>, Fragment>;
   static constexpr int kSize = Coordinates::kSize;
 
@@ -108,27 +112,51 @@ class ProgramEpilogue {
     const auto& staged = storage.staged;
     const int warp = thread / 32;
     const int lane = thread % 32;
-    const Fragment fragment{int(cute::get<0>(block)) * kTileM + warp * 16 + lane / 4,
+    const int own_row = first_row_of<kRowStep>(thread);
+    const Fragment fragment{int(cute::get<0>(block)) * kTileM + own_row,
                             int(cute::get<1>(block)) * kTileN + (lane % 4) * 2,
                             int(cute::get<0>(problem)), int(cute::get<1>(problem)),
                             cute::cast_smem_ptr_to_uint(staged.slots) + lane % 4 * 8};
     const Coordinates at = coordinates(fragment);
     const int (&rows)[kTileM] = staged.row_words;
-    const int row_words[2] = {rows[warp * 16 + lane / 4], rows[warp * 16 + lane / 4 + 8]};
+    const int row_words[2] = {rows[own_row], rows[own_row + kRowStep]};
     int step = 0;
+    if constexpr (kNchw) repair_pixels(v, at, params_, lane);
     if (staged.columns_plain &&
         __all_sync(0xffffffffu, is_plain(row_words[0]) && is_plain(row_words[1]))) {
       apply_folded(v, row_words, at, kScaleSlot<Coordinates>);
       step = params_.affine_steps;
-    } else if (params_.b_words != nullptr && unscale(v, row_words, at)) {
-      repair(v, at, params_, lane);
+    } else if constexpr (!kNchw) {
+      if (params_.b_words != nullptr && unscale(v, row_words, at)) repair(v, at, params_, lane);
     }
     auto* group_storage = &storage.warps[warp / 4 * 4];
     execute(params_.program, v, at, step);
     release();
-    if (params_.exchange.arrivals != nullptr) {
-      // Not apart: chunks of values that live on and are selected by a loop would be spilled.
-      store_moments<false>(v, at, thread, group_storage, params_.partials, 1, at.columns);
+    if constexpr (kNchw) {
+      store_nchw<kTileN>(v, at, thread, params_.out, group_storage);
+    } else {
+      store(block, v, at, thread, storage);
+    }
+  }
+
+ private:
+  const Params& params_;  // in the kernel's constant bank; a copy would go to local memory
+
+  template <class BlockCoord>
+  CUTLASS_DEVICE void store(const BlockCoord& block, float (&v)[kSize], const Coordinates& at,
+                            int thread, SharedStorage& storage) {
+    const int warp = thread / 32;
+    const int lane = thread % 32;
+    auto* group_storage = &storage.warps[warp / 4 * 4];
+    const bool exchanges = params_.exchange.arrivals != nullptr;
+    // Before the values, whose boxes moments would wait for. Not apart: chunks of values that live
+    // on and are selected by a loop would be spilled, and beside 128 values moments are.
+    constexpr bool kMomentsFirst = kTileN <= 192;
+    if (params_.partials != nullptr && (kMomentsFirst || exchanges)) {
+      store_moments<false>(v, at, thread, group_storage, params_.partials,
+                           exchanges ? 1 : params_.partial_count, exchanges ? at.columns : 1);
+    }
+    if (exchanges) {
       normalise_together(v, at, thread, int(cute::get<1>(block)), storage.warps, params_);
     }
     bool to_planes = false;
@@ -136,7 +164,7 @@ class ProgramEpilogue {
       to_planes = params_.images.planes_out;
       if (to_planes) {
         store_nchw<kTileN>(v, at, thread, params_.out, group_storage);
-        if (params_.partials != nullptr) sync_group(thread);  // moments lie where pixels do
+        if (!kMomentsFirst) sync_group(thread);  // moments lie where pixels do
       }
     }
     auto& boxes = storage.warps[warp];
@@ -157,14 +185,10 @@ class ProgramEpilogue {
     } else {
       store_narrow_boxes(v, at, lane, &params_.out_map, params_.out.dtype, boxes);
     }
-    if (params_.partials != nullptr && params_.exchange.arrivals == nullptr) {
-      store_moments<(kTileN > 192)>(v, at, thread, group_storage, params_.partials,
-                                    params_.partial_count, 1);
+    if (!kMomentsFirst && params_.partials != nullptr && !exchanges) {
+      store_moments<true>(v, at, thread, group_storage, params_.partials, params_.partial_count, 1);
     }
   }
-
- private:
-  const Params& params_;  // in the kernel's constant bank; a copy would go to local memory
 
   CUTLASS_DEVICE Coordinates coordinates(const Fragment& fragment) const {
     if constexpr (kImages) {
@@ -226,6 +250,7 @@ class EpilogueCollective
   CUTLASS_DEVICE auto load(LoadPipeline, LoadPipelineState state, const ProblemShape& problem,
                            BlockShape, const BlockCoord& block, TiledMma, int lane,
                            TensorStorage& storage, int) {
+    wait_for_previous_kernels();
     if (state.count() > 0) Staging::wait_until_read();
     Base::stage(problem, block, lane, storage);
     Staging::say_staged();

@@ -12,15 +12,9 @@
 
 namespace cutfuse::gemm::sm90 {
 
-/// `Base` with A from images. The map in tma_load_a is one of images, [plane][image] its outermost
-/// dimension; the launcher puts it there.
+/// `Base` with A from images. The map in tma_load_a is one of images; the launcher puts it there.
 template <class Base>
-struct ImageMainloop : Base {
-  using typename Base::MainloopPipeline;
-  using typename Base::PipelineState;
-  using typename Base::TensorStorage;
-  static_assert(kTapAlignment == kTileK);
-
+struct WithImages : Base {
   struct Arguments : Base::Arguments {
     Images images;
   };
@@ -37,6 +31,16 @@ struct ImageMainloop : Base {
     params.images = args.images;
     return params;
   }
+};
+
+/// [plane][image] is the map's outermost dimension.
+template <class Base>
+struct ImageMainloop : WithImages<Base> {
+  using typename Base::MainloopPipeline;
+  using typename Base::PipelineState;
+  using typename Base::TensorStorage;
+  using typename WithImages<Base>::Params;
+  static_assert(kTapAlignment == kTileK);
 
   /// As that of CUTLASS's collective.
   template <class Inputs, class BlockCoord, class KTiles>
@@ -44,6 +48,7 @@ struct ImageMainloop : Base {
                            const Inputs& inputs, const BlockCoord& block, KTiles k_tiles, int count,
                            int, uint32_t rank, TensorStorage& shared) const {
     using namespace cute;
+    if (params.waits) wait_for_previous_kernels();
     if (!cute::elect_one_sync()) return;
     using Cluster = typename Base::DispatchPolicy::ClusterShape;
     static_assert(size<1>(Cluster{}) == 1, "A's tiles are a block's own");

@@ -17,20 +17,26 @@
 #include "gemm/sm90/epilogue.cuh"
 #include "gemm/sm90/images.cuh"
 #include "gemm/sm90/mainloop.cuh"
+#include "gemm/sm90/nchw_mainloop.cuh"
 
 namespace cutfuse::gemm::sm90 {
 
 template <class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK,
           Source kSource>
 class Sm90Gemm final : public Launcher {
-  using TileShape = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
+  using TileShape =
+      cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<2 * kTileK / sizeof(Element)>>;
   using ClusterShape = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
   static constexpr int kPlanes = kPromoteK == 0 ? 1 : 2;
-  static constexpr bool kImages = kSource == Source::kImages;
+  static constexpr bool kImages = kSource != Source::kMatrix;
+  static constexpr bool kNchw = kSource == Source::kNchw;
+  static_assert(kNchw == std::is_same_v<Element, float> && (!kNchw || kClusterM == 1));
   using MatrixMainloop =
       std::conditional_t<kPlanes == 1, PlainMainloop<Element, TileShape, ClusterShape, kStages, 1>,
                          SplitMainloop<TileShape, ClusterShape, kStages, kPromoteK>>;
-  using Mainloop = std::conditional_t<kImages, ImageMainloop<MatrixMainloop>, MatrixMainloop>;
+  using Mainloop = std::conditional_t<
+      kNchw, NchwMainloop<TileShape, kStages>,
+      std::conditional_t<kImages, ImageMainloop<MatrixMainloop>, MatrixMainloop>>;
   using Epilogue = EpilogueCollective<TileShape, kSource>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
@@ -50,6 +56,7 @@ class Sm90Gemm final : public Launcher {
     if (Status status = prepared_.run([&] { return prepare(call); }); !status.ok()) return status;
     Params params = params_;
     static_cast<EpilogueArguments&>(params.epilogue) = call.epilogue;
+    params.mainloop.waits = !call.follows_fold;
     params.mainloop.promotion = call.promotion;
     params.mainloop.promotion2 = 2.f * call.promotion - 1.f;
     if (Status status =
@@ -169,11 +176,9 @@ class Sm90Gemm final : public Launcher {
     params_ = Kernel::to_underlying_arguments(args, nullptr);
     if constexpr (kImages) {
       params_.epilogue.images = layout_.images;
-      const ImageBoxes boxes =
-          boxes_of(layout_.images, call.a_planes, kPlanes, policy_.element, kTileM);
       auto* map =
           const_cast<cute::TmaDescriptor*>(params_.mainloop.tma_load_a.get_tma_descriptor());
-      if (Status status = encode_images(boxes, map); !status.ok()) return status;
+      if (Status status = encode(call.a_planes, map); !status.ok()) return status;
       if (layout_.images.planes_out) return {};
     }
     out_ = call.epilogue.out;
@@ -186,6 +191,16 @@ class Sm90Gemm final : public Launcher {
                                16, &params_.epilogue.out_map);
     }
     return {};
+  }
+
+  /// A's map, of images.
+  Status encode(const void* data, CUtensorMap* map) const noexcept {
+    const Images& images = layout_.images;
+    if constexpr (kNchw) {
+      return encode_boxes(pixel_boxes_of(images, data), map);
+    } else {
+      return encode_images(boxes_of(images, data, kPlanes, policy_.element, kTileM), map);
+    }
   }
 
   /// Persistent blocks: no more than the waves need. 128 instead of 132 are 1.3 % faster, as they
@@ -214,9 +229,11 @@ class Sm90Gemm final : public Launcher {
 template <class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK,
           Source kSource = Source::kMatrix>
 Instance make_instance() {
-  constexpr bool kIsHalf = std::is_same_v<Element, cutlass::half_t>;
+  constexpr DType kElement = std::is_same_v<Element, float>             ? DType::kFloat32
+                             : std::is_same_v<Element, cutlass::half_t> ? DType::kFloat16
+                                                                        : DType::kBFloat16;
   return {90,
-          kIsHalf ? DType::kFloat16 : DType::kBFloat16,
+          kElement,
           kTileM,
           kTileN,
           kClusterM,

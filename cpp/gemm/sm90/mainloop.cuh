@@ -31,15 +31,17 @@
 #include <cute/tensor.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
 
+#include "core/launch.h"
+
 namespace cutfuse::gemm::sm90 {
 
-inline constexpr int kTileK = 64;
+inline constexpr int kTileK = 64;  // of 16-bit elements
 
 template <class Element, class TileShape, class ClusterShape, int kStages>
 using BaseMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, 8,
-    Element, cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
-    cutlass::gemm::collective::StageCount<kStages>,
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor,
+    16 / sizeof(Element), Element, cutlass::layout::ColumnMajor, 16 / sizeof(Element), float,
+    TileShape, ClusterShape, cutlass::gemm::collective::StageCount<kStages>,
     cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp;
 
 /// CUTLASS's collective over kPlanes planes of each operand and `parts` parts of K, which the
@@ -48,6 +50,7 @@ template <class Element, class TileShape, class ClusterShape, int kStages, int k
 struct PlainMainloop : BaseMainloop<Element, TileShape, ClusterShape, kStages> {
   using Base = BaseMainloop<Element, TileShape, ClusterShape, kStages>;
   static constexpr int kPlaneCount = kPlanes;
+  static constexpr int kSlotK = cute::size<2>(TileShape{});
 
   struct Arguments {
     typename Base::Arguments planes;  ///< pointers and strides; the batch mode strides over planes
@@ -60,15 +63,16 @@ struct PlainMainloop : BaseMainloop<Element, TileShape, ClusterShape, kStages> {
     int parts = 1;
     float promotion = 1.f;   ///< factor of every third k-tile
     float promotion2 = 1.f;  ///< and of the others, 2 * promotion - 1
+    bool waits = true;       ///< for the kernels before, with what is loaded
   };
 
   static int tiles_of_part(int k, int parts) {
-    const int tiles = (k + kTileK - 1) / kTileK;
+    const int tiles = (k + kSlotK - 1) / kSlotK;
     return (tiles + parts - 1) / parts;
   }
 
   /// K as the kernel is told: pipeline slots of one part times the slot's K.
-  static int kernel_k(int k, int parts) { return kPlanes * tiles_of_part(k, parts) * kTileK; }
+  static int kernel_k(int k, int parts) { return kPlanes * tiles_of_part(k, parts) * kSlotK; }
 
   template <class ProblemShape>
   static Params to_underlying_arguments(const ProblemShape&, const Arguments& args,
@@ -95,7 +99,7 @@ struct PlainMainloop : BaseMainloop<Element, TileShape, ClusterShape, kStages> {
     using namespace cute;
     const auto shape = make_shape(get<0>(problem), get<1>(problem), params.k, cute::Int<kPlanes>{});
     auto [gA, gB] = Base::load_init(shape, params);
-    const int tiles = get<2>(problem) / (kPlanes * kTileK);
+    const int tiles = get<2>(problem) / (kPlanes * kSlotK);
     const auto sliced = [&](const auto& all) {
       const auto layout = all.layout();
       const auto k_tiles = make_layout(tiles, stride<3>(layout));
@@ -111,6 +115,12 @@ struct PlainMainloop : BaseMainloop<Element, TileShape, ClusterShape, kStages> {
                          make_layout(get<0>(layout), get<1>(layout), get<2>(layout), of_k, parts));
     };
     return make_tuple(sliced(gA), sliced(gB));
+  }
+
+  template <class... Rest>
+  CUTLASS_DEVICE void load(const Params& params, Rest&&... rest) {
+    if (params.waits) wait_for_previous_kernels();
+    Base::load(params, static_cast<Rest&&>(rest)...);
   }
 };
 

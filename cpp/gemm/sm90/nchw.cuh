@@ -12,9 +12,9 @@ namespace cutfuse::gemm::sm90 {
 /// Of a warpgroup's 64 pixels 16 channels at a time are turned in shared memory, so that 32 pixels
 /// of a channel leave together: 94 us of a GEMM that took 225 with a sector a store, as registers
 /// hold them (64 images of 64x56x56 to 256 channels, H200).
-template <int kTileN>
+template <int kTileN, int kRowStep>
 CUTLASS_DEVICE void store_nchw(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
-                               const ImageCoordinates<AccumulatorCoordinates<kTileN>>& at,
+                               const ImageCoordinates<AccumulatorCoordinates<kTileN, kRowStep>>& at,
                                int thread, const Matrix& out, WarpStorage<kTileN>* warps) {
   constexpr int kPixels = 64;
   constexpr int kChannels = 16;
@@ -24,20 +24,21 @@ CUTLASS_DEVICE void store_nchw(const float (&v)[AccumulatorCoordinates<kTileN>::
   int lane = thread % 32;
   keep_here(lane);
   const int warp = thread / 32 % 4;
-  const int first_row = at.row0 - lane / 4 - warp * 16;
+  const int own_row = first_row_of<kRowStep>(warp * 32 + lane);
+  const int first_row = at.row0 - own_row;
   const int first_column = at.column0 - lane % 4 * 2;
   const int64_t pixels = at.images->out_pixels();
   int64_t offsets[2];
   bool inside[2];
   CUTLASS_PRAGMA_UNROLL
   for (int half = 0; half < 2; ++half) {
-    const int row = first_row + 32 * half + lane;
-    inside[half] = row < at.rows;
-    offsets[half] = plane_offset(*at.images, min(row, at.rows - 1), at.columns) +
-                    (first_column + warp * 4) * pixels;
+    const auto [offset, is_inside] =
+        plane_pixel(*at.images, first_row + 32 * half + lane, at.columns);
+    inside[half] = is_inside;
+    offsets[half] = offset + (first_column + warp * 4) * pixels;
   }
-  // Bits 3 and 4 of a pixel are flipped by those of its channel, so that banks do not conflict.
-  const int to = lane % 4 * 2 * kPixels + ((warp * 16 + lane / 4) ^ lane % 4 * 8);
+  // Two bits of a pixel are flipped by those of its channel, so that banks do not conflict.
+  const int to = lane % 4 * 2 * kPixels + (own_row ^ lane % 4 * kRowStep);
   const int from = warp * 4 * kPixels;
   const int column = first_column + warp * 4;
   const auto store = [&](auto wide) {
@@ -48,7 +49,7 @@ CUTLASS_DEVICE void store_nchw(const float (&v)[AccumulatorCoordinates<kTileN>::
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 8; ++i) {
         const int j = 2 * number + i / 4, r = i / 2 % 2, c = i % 2;
-        stages[(to ^ 8 * r) + stage + (8 * (i / 4) + c) * kPixels] = v[(j * 2 + r) * 2 + c];
+        stages[(to ^ kRowStep * r) + stage + (8 * (i / 4) + c) * kPixels] = v[(j * 2 + r) * 2 + c];
       }
       sync_group(thread);
       // Computed here, or the addresses of all chunks would be kept, and spilled.
@@ -56,7 +57,7 @@ CUTLASS_DEVICE void store_nchw(const float (&v)[AccumulatorCoordinates<kTileN>::
       for (int64_t& offset : offsets) asm volatile("" : "+l"(offset));
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const int pixel = lane ^ (warp * 2 + i / 2) % 4 * 8;
+        const int pixel = lane ^ (warp * 2 + i / 2) % 4 * kRowStep;
         CUTLASS_PRAGMA_UNROLL
         for (int half = 0; half < 2; ++half) {
           if (inside[half] && column + number * kChannels + i < at.columns) {

@@ -232,5 +232,5 @@ def _compiled(binding: Any) -> list[Any]:
     if not found or not hasattr(binding, "ConvPolicy"):
         return found
     found += [binding.ConvPolicy(0, gemm=gemm) for gemm in binding.compiled_policies()]
-    gathers = binding.ConvPolicy(0, gemm=binding.GemmPolicy(0, 0, source=1))
-    return [*found, binding.ConvPolicy(0), gathers]
+    others = [binding.GemmPolicy(0, 0, source=source) for source in (0, 1, 2)]
+    return [*found, *(binding.ConvPolicy(0, gemm=gemm) for gemm in others)]

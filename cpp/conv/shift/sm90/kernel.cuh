@@ -3,7 +3,6 @@
 /// the image, two multiply them by the weights and store, over a ring of patches in shared memory.
 #pragma once
 
-#include <cutlass/arch/grid_dependency_control.h>
 #include <cutlass/arch/reg_reconfig.h>
 #include <cutlass/numeric_types.h>
 
@@ -120,8 +119,7 @@ __global__ void __launch_bounds__(kConsumers + producers(kN, kPlanes), 1)
   prepare_control(params, shared, kProducers / 32);
   cutlass::arch::fence_view_async_shared();
   __syncthreads();
-  cutlass::arch::wait_on_dependent_grids();
-  cutlass::arch::launch_dependent_grids();
+  wait_for_previous_kernels();
   if (threadIdx.x >= kConsumers) {
     cutlass::arch::warpgroup_reg_dealloc<Registers<kN, kPlanes>::kProducer>();
     Producer<kPlanes, kProducers, kRole != Role::kStore>(params, shared).run();

@@ -1,0 +1,147 @@
+/// \file
+/// A 1x1 convolution of fp32 NCHW images at tf32, as they are: a GEMM whose rows are pixels.
+/// Nothing is converted or packed before it; fused/ plans the rest.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "conv/plan.h"
+#include "conv/problem.h"
+#include "core/status.h"
+#include "cutfuse/fused.h"
+#include "fused/plan.h"
+
+namespace cutfuse::conv::nchw {
+namespace {
+
+using gemm::Images;
+using shift::ceil_div;
+
+Status as_images(const FusedConvProblem& problem, Images* images, FusedProblem* linear) {
+  const ConvProblem& p = problem.conv;
+  const bool plain = p.kernel_h == 1 && p.kernel_w == 1 && p.stride_h == 1 && p.stride_w == 1 &&
+                     p.pad_h == 0 && p.pad_w == 0 && p.groups == 1 && !p.transposed;
+  const bool tf32 = p.dtype == DType::kFloat32 && p.precision == Precision::kTf32;
+  CUTFUSE_CHECK(plain && tf32 && !problem.channels_last && problem.pixel_stride == 1 &&
+                    problem.tail != Tail::kBatchNormTrain,
+                Code::kNotSupported,
+                "%s is no product of contiguous fp32 planes at tf32 without statistics",
+                to_string(p).c_str());
+  // The copy engine's strides are multiples of 16 bytes, and a linear layer's rows of 8 elements.
+  const int64_t pixels = p.height * p.width;
+  CUTFUSE_CHECK(pixels % 4 == 0 && p.channels % 8 == 0, Code::kNotSupported,
+                "%s: planes are read as they are if pixels are a multiple of 4 and channels of 8",
+                to_string(p).c_str());
+  const double rows = double(p.batch) * (double(pixels) + gemm::kPixelGroup);
+  CUTFUSE_CHECK(rows < 0x1p30, Code::kNotSupported,
+                "%.0f pixels; planes of less than 2^30 are read", rows);
+  images->count = static_cast<int32_t>(p.batch);
+  images->channels = static_cast<int32_t>(p.channels);
+  images->height = images->out_height = static_cast<int32_t>(p.height);
+  images->width = images->out_width = static_cast<int32_t>(p.width);
+  images->planes_in = images->planes_out = true;
+  linear->gemm = {int64_t(images->count) * images->image_rows(), p.out_channels, p.channels,
+                  p.precision, p.dtype};
+  linear->program = problem.program;
+  linear->tail = problem.tail;
+  linear->after = problem.after;
+  return {};
+}
+
+/// As as_images(), where the device has a kernel for it.
+Status find(const FusedConvProblem& problem, const DeviceProps& device, fused::Links* links,
+            FusedProblem* linear, GemmPolicy* policy) {
+  links->reads_images = true;
+  if (Status status = as_images(problem, &links->images, linear); !status.ok()) return status;
+  if (Status status = cutfuse::why_not(*linear, device); !status.ok()) return status;
+  *policy = gemm::select_policy(linear->gemm, Source::kNchw, device);
+  CUTFUSE_CHECK(policy->tile_m > 0, Code::kNotSupported,
+                "%s: planes are read as they are on compute capability 9.0 only",
+                to_string(problem.conv).c_str());
+  return {};
+}
+
+class NchwPlan final : public MechanismPlan {
+ public:
+  NchwPlan(const FusedConvProblem& problem, std::unique_ptr<fused::FusedPlan> plan)
+      : problem_(problem), plan_(std::move(plan)) {
+    policy_.gemm = plan_->policy();
+    policy_.element = policy_.gemm.element;
+  }
+
+  const FusedConvProblem& problem() const noexcept override { return problem_; }
+  const ConvPolicy& policy() const noexcept override { return policy_; }
+  const DeviceProps& device() const noexcept override { return plan_->device(); }
+  int64_t workspace_bytes() const noexcept override { return plan_->workspace_bytes(); }
+  int64_t packed_bytes() const noexcept override { return 0; }
+  std::string packed_key() const override { return "as it is"; }
+  std::string describe() const override {
+    return to_string(problem_.conv) + ": a matrix product of planes as they are\n" +
+           plan_->describe();
+  }
+
+  Status pack(const ConstTensor4&, void*, void*) const noexcept override { return {}; }
+  Status launch(const ConvBuffers& buffers, void* stream) const noexcept override;
+
+ private:
+  FusedConvProblem problem_;
+  ConvPolicy policy_;
+  std::unique_ptr<fused::FusedPlan> plan_;
+};
+
+Status NchwPlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {
+  const ConvProblem& p = problem_.conv;
+  const auto* x = buffers.x.data;
+  const auto* weight = buffers.weight.data;
+  CUTFUSE_CHECK(
+      x != nullptr && weight != nullptr &&
+          (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(weight)) % 16 == 0,
+      Code::kInvalidValue, "x at %p and weight at %p must be aligned to 16 bytes", x, weight);
+  FusedBuffers linear;
+  TurnedOperands operands;
+  if (Status status = hand_on(buffers, &operands, &linear); !status.ok()) return status;
+  linear.x = {x, 0, 0, p.dtype};
+  linear.weight = {weight, p.channels, 1, p.dtype};
+  linear.out = {buffers.out, p.out_channels, p.dtype};
+  linear.workspace = buffers.workspace;
+  fused::Linked linked;
+  linked.x_planes = x;
+  return plan_->launch(linear, linked, stream);
+}
+
+}  // namespace
+
+Status expect(const FusedConvProblem& problem, const DeviceProps& device, double* time) {
+  fused::Links links;
+  FusedProblem linear;
+  GemmPolicy policy;
+  if (Status status = find(problem, device, &links, &linear, &policy); !status.ok()) return status;
+  const auto [m, n, k, precision, dtype] = linear.gemm;
+  const int64_t tiles = ceil_div(m, policy.tile_m) * ceil_div(n, policy.tile_n);
+  // Measured from a cold L2, of ResNet-50's layers (H200): us of a tile, and bytes a us.
+  const double tile = (policy.tile_n == 64 ? 2.2 : 3.0) + 0.0125 * double(k);
+  const double bytes = 4.0 * (double(m) * double(n + k) + double(n) * double(k));
+  *time = 6.0 + std::max(double(ceil_div(tiles, device.sm_count)) * tile, bytes / 3.7e6);
+  return {};
+}
+
+Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
+                 const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan) {
+  fused::Links links;
+  FusedProblem linear;
+  GemmPolicy policy;
+  if (Status status = find(problem, device, &links, &linear, &policy); !status.ok()) return status;
+  GemmPolicy unset;
+  unset.source = Source::kNchw;
+  const bool selects = forced == nullptr || forced->gemm == unset;
+  std::unique_ptr<fused::FusedPlan> inner;
+  if (Status status = fused::make(linear, device, selects ? &policy : &forced->gemm, links, &inner);
+      !status.ok()) {
+    return status;
+  }
+  *plan = std::make_unique<NchwPlan>(problem, std::move(inner));
+  return {};
+}
+
+}  // namespace cutfuse::conv::nchw

@@ -1,0 +1,103 @@
+"""1x1 convolutions of NCHW images as they are: which are, where they are faster, what they say."""
+
+from typing import Any
+
+import pytest
+
+from .native import binding
+from .test_conv_plan import H200, NOTHING, TIERS, problem
+
+_C = binding()
+
+PLANES = _C.ConvPolicy(0, gemm=_C.GemmPolicy(0, 0, source=2))
+
+# Of ResNet-50: sizes of x, out_channels, kernel, stride, padding, dilation, groups, transposed.
+EXPAND = (64, 64, 56, 56, 256, 1, 1, 0, 1, 1, False)
+REDUCE = (64, 1024, 14, 14, 256, 1, 1, 0, 1, 1, False)
+NARROW = (64, 256, 56, 56, 64, 1, 1, 0, 1, 1, False)
+
+
+def planes(shape: tuple[Any, ...], tier: str = "tf32", **changes: Any) -> Any:
+    return problem(shape, tier, **{"pixel_stride": 1, **changes})
+
+
+def is_in_planes(plan: Any) -> bool:
+    return "a matrix product of planes as they are" in plan.describe()
+
+
+@pytest.mark.parametrize("tail", [0, 2])
+@pytest.mark.parametrize("shape", [EXPAND, REDUCE, NARROW], ids=str)
+def test_it_is_selected_and_nothing_is_converted(shape: tuple[Any, ...], tail: int) -> None:
+    made = planes(shape, tail=tail)
+    assert tail == 0 or _C.conv_why_slower(made, H200) is None
+    plan = _C.make_conv_plan(made, H200)
+    assert is_in_planes(plan)
+    assert plan.policy.gemm.source == 2
+    assert plan.policy.gemm.tile_n == (64 if shape[4] == 64 else 128)
+    assert plan.packed_bytes == 0
+    # The folded batch norm's factors and addends are all.
+    assert plan.workspace_bytes == (8 * shape[4] if tail else 0)
+    assert not any("plane of" in line for line in plan.describe().splitlines())
+    assert plan.describe() == _C.make_conv_plan(made, H200, PLANES).describe()
+    assert plan.describe() == _C.make_conv_plan(made, H200, plan.policy).describe()
+    assert "Source::kNchw" in repr(plan.policy)
+    packed = _C.make_conv_plan(planes(shape, tail=tail, packed_weight=True), H200)
+    assert packed.policy == plan.policy
+
+
+def test_rows_are_whole_groups_of_pixels() -> None:
+    plan = _C.make_conv_plan(planes((3, 72, 5, 4, 40, *EXPAND[5:])), H200, PLANES)
+    assert f"{3 * 32}x40x72" in plan.describe()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pixel_stride": 0},
+        {"channels_last": True, "pixel_stride": 64},
+        {"precision": TIERS["ieee"]},
+        {"dtype": 1},
+        {"dtype": 2},
+        {"groups": 2},
+        {"pad_h": 1, "out_h": 58},
+        {"stride_w": 2, "out_w": 28},
+        {"kernel_w": 2, "out_w": 55},
+        {"transposed": True},
+        {"tail": 1},
+        {"height": 55, "out_height": 55, "width": 55, "out_w": 55},
+        {"channels": 68},
+        {"channels": 56},
+        {"batch": 2**19},
+    ],
+    ids=str,
+)
+def test_what_is_not_read_in_planes(changes: dict[str, Any]) -> None:
+    assert is_in_planes(_C.make_conv_plan(planes(EXPAND), H200, PLANES))
+    changes = {name.replace("out_height", "out_h"): value for name, value in changes.items()}
+    made = planes(EXPAND, **changes)
+    words = r"contiguous fp32 planes|channels of 8|K=56|2\^30"
+    with pytest.raises(NotImplementedError, match=words):
+        _C.make_conv_plan(made, H200, PLANES)
+    if _C.conv_why_not(made, H200) is None:
+        assert not is_in_planes(_C.make_conv_plan(made, H200))
+
+
+def test_other_architectures_have_no_kernel() -> None:
+    for major in (8, 10, 12):
+        device = _C.DeviceProps(major=major, minor=0)
+        with pytest.raises(NotImplementedError, match=r"compute capability 9\.0 only"):
+            _C.make_conv_plan(planes(EXPAND), device, PLANES)
+        assert not is_in_planes(_C.make_conv_plan(planes(EXPAND), device))
+
+
+def test_its_policies_are_of_nothing_else() -> None:
+    found = [policy for policy in _C.compiled_conv_policies() if policy.gemm.source == 2]
+    assert {policy.gemm.tile_n for policy in found} == {64, 128}
+    for policy in found:
+        assert is_in_planes(_C.make_conv_plan(planes(EXPAND), H200, policy))
+        linear = _C.FusedProblem(256, 256, 256, NOTHING, 0, NOTHING, TIERS["tf32"], 0)
+        with pytest.raises(NotImplementedError, match="Source::kNchw"):
+            _C.make_plan(linear, H200, policy.gemm)
+        policy.gemm.source = 1
+        with pytest.raises(NotImplementedError, match=r"not compiled|does not multiply"):
+            _C.make_conv_plan(planes(EXPAND), H200, policy)
