@@ -168,9 +168,11 @@ std::string to_string(Direct kernel) {
 
 std::string to_string(const ConvPolicy& policy) {
   char text[128];
+  const char* element = policy.element == DType::kFloat32   ? "kFloat32"
+                        : policy.element == DType::kFloat16 ? "kFloat16"
+                                                            : "kBFloat16";
   std::snprintf(text, sizeof(text), "ConvPolicy{%d, %d, DType::%s, %d, %d, %d, %d", policy.tile_n,
-                policy.planes, policy.element == DType::kBFloat16 ? "kBFloat16" : "kFloat16",
-                policy.m_blocks, policy.strip, policy.chunk, policy.stages);
+                policy.planes, element, policy.m_blocks, policy.strip, policy.chunk, policy.stages);
   if (policy.direct != Direct::kNone) return text + (", {}, " + to_string(policy.direct)) + "}";
   return text + (policy.tile_n == 0 ? ", " + to_string(policy.gemm) + "}" : std::string("}"));
 }

@@ -46,7 +46,7 @@ struct GemmPolicy {
   /// Instructions: 90 wgmma and TMA, 80 mma.sync and cp.async; 0, in a plan of few rows or columns:
   /// none of the tensor cores, and of the rest only split_k is read.
   int32_t arch = 90;
-  DType element = DType::kFloat16;  ///< of planes or tensors in shared memory: fp16 or bf16
+  DType element = DType::kFloat16;  ///< in shared memory: fp16, bf16; kNchw: fp32
   Source source = Source::kMatrix;  ///< the others: within a ConvPolicy only
 };
 

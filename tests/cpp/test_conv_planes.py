@@ -40,7 +40,9 @@ def test_it_is_selected_and_nothing_is_converted(shape: tuple[Any, ...], tail: i
     assert not any("plane of" in line for line in plan.describe().splitlines())
     assert plan.describe() == _C.make_conv_plan(made, H200, PLANES).describe()
     assert plan.describe() == _C.make_conv_plan(made, H200, plan.policy).describe()
-    assert "Source::kNchw" in repr(plan.policy)
+    assert repr(plan.policy).startswith("ConvPolicy{0, 1, DType::kFloat32, ")
+    assert repr(plan.policy).endswith("Source::kNchw}}")
+    assert plan.policy.element == 0
     packed = _C.make_conv_plan(planes(shape, tail=tail, packed_weight=True), H200)
     assert packed.policy == plan.policy
 

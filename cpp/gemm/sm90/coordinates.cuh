@@ -14,8 +14,8 @@ struct AccumulatorCoordinates : FragmentCoordinates<2, kTileN / 8, kTileN,
                                                                      : 6),
                                                     kRowStep> {};
 
-/// The first of a thread's rows in a tile. Every 4 rows those of the same lane in the other half of
-/// a warp's rows follow (kRowStep 4): pixels as nchw_mainloop.cuh reads them.
+/// The first of a thread's two rows in a tile, kRowStep before the other; 4: as nchw_mainloop.cuh
+/// reads pixels.
 template <int kRowStep>
 CUTLASS_DEVICE int first_row_of(int thread) {
   const int warp = thread / 32;

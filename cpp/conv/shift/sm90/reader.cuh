@@ -3,6 +3,8 @@
 /// lane-channels, several on their way at once.
 #pragma once
 
+#include <cute/arch/copy_sm80.hpp>
+
 #include "conv/shift/sm90/source.cuh"
 #include "device/values.cuh"
 
