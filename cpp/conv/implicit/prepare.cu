@@ -61,8 +61,10 @@ __device__ void convert_group(const void* data, int32_t planes, int32_t exponent
   if (planes == 2) *reinterpret_cast<uint4*>(first + plane_stride) = lo;
 }
 
-/// One filter.
+/// One filter, by a block or a warp.
+template <int kLanes>
 __device__ void pack_filter(const PrepareParams& p, int32_t filter) {
+  const int64_t first = int64_t(threadIdx.x) % kLanes * kGroup;
   const gemm::Images& images = p.images;
   const auto& strides = p.weight.strides;
   const int32_t channels = images.tap_channels();
@@ -81,7 +83,7 @@ __device__ void pack_filter(const PrepareParams& p, int32_t filter) {
   int32_t exponent = 0;
   if (p.planes > 0) {
     Magnitude magnitude;
-    for (int64_t begin = int64_t(threadIdx.x) * kGroup; begin < row; begin += kThreads * kGroup) {
+    for (int64_t begin = first; begin < row; begin += kLanes * kGroup) {
       const auto element = element_of(begin);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
@@ -89,14 +91,30 @@ __device__ void pack_filter(const PrepareParams& p, int32_t filter) {
         if (at != kNothing) magnitude.add(__ldg(static_cast<const float*>(p.weight.data) + at));
       }
     }
-    magnitude = planes::merge_row<kThreads>(magnitude);
+    magnitude = planes::merge_row<kLanes>(magnitude);
     exponent = planes::scale_exponent(magnitude.bits);
-    if (threadIdx.x == 0) p.filter_words[filter] = 2 * exponent + (magnitude.nonfinite ? 1 : 0);
+    if (first == 0) p.filter_words[filter] = 2 * exponent + (magnitude.nonfinite ? 1 : 0);
   }
   auto* to = static_cast<uint16_t*>(p.filter_planes) + filter * row;
-  for (int64_t begin = int64_t(threadIdx.x) * kGroup; begin < row; begin += kThreads * kGroup) {
+  for (int64_t begin = first; begin < row; begin += kLanes * kGroup) {
     convert_group(p.weight.data, p.planes, exponent, to + begin, p.filters * row,
                   element_of(begin));
+  }
+}
+
+/// Filters that a block packs: of short ones each warp has its own, or few threads would have
+/// something to load (2,048 filters of 512 terms: 15 us of a conversion that took 20, H200).
+__host__ __device__ int32_t filters_of_block(const gemm::Images& images) {
+  return images.taps() * images.tap_channels() <= 1024 ? kThreads / 32 : 1;
+}
+
+/// Those of one block.
+__device__ void pack_filters_of(const PrepareParams& p, int32_t block) {
+  const int32_t together = filters_of_block(p.images);
+  if (together == 1) {
+    pack_filter<kThreads>(p, block);
+  } else if (const int32_t filter = block * together + threadIdx.x / 32; filter < p.filters) {
+    pack_filter<32>(p, filter);
   }
 }
 
@@ -252,15 +270,15 @@ __device__ Magnitude convert_part(const PrepareParams& p, int32_t image, int32_t
 
 template <class Value, bool kByChannels>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    convert_kernel(const __grid_constant__ PrepareParams p, int32_t filters) {
+    convert_kernel(const __grid_constant__ PrepareParams p, int32_t filter_blocks) {
   wait_for_previous_kernels();
   const auto block = static_cast<int32_t>(blockIdx.x);
-  if (block < filters) {
-    pack_filter(p, block);
+  if (block < filter_blocks) {
+    pack_filters_of(p, block);
     return;
   }
-  const int32_t image = (block - filters) / p.parts;
-  const int32_t part = (block - filters) % p.parts;
+  const int32_t image = (block - filter_blocks) / p.parts;
+  const int32_t part = (block - filter_blocks) % p.parts;
   const int32_t guessed = p.planes > 0 ? guess(p, image) : 0;
   const int32_t exponent = guessed == kNoGuess ? 0 : guessed;
   Magnitude magnitude = convert_part<Value, kByChannels>(p, image, part, exponent);
@@ -336,20 +354,28 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-Status launch_convert(const PrepareParams& params, bool converts, void* stream) {
-  const int64_t filters = params.weight.data != nullptr ? params.filters : 0;
-  const int64_t blocks = filters + (converts ? int64_t(params.images.count) * params.parts : 0);
+/// Of `first` blocks, and then of those that convert an image's parts.
+template <class Kernel>
+Status launch_on(Kernel kernel, int64_t first, bool converts, const PrepareParams& params,
+                 void* stream) {
+  const int64_t blocks = first + (converts ? int64_t(params.images.count) * params.parts : 0);
   if (blocks == 0) return {};
   CUTFUSE_CHECK(blocks < int64_t(1) << 31, Code::kNotSupported,
                 "converting takes %lld blocks, at most 2^31 - 1 are supported; split the batch",
                 static_cast<long long>(blocks));
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream, params,
+                static_cast<int32_t>(first));
+}
+
+Status launch_convert(const PrepareParams& params, bool converts, void* stream) {
+  const int64_t filter_blocks =
+      params.weight.data != nullptr ? ceil_div(params.filters, filters_of_block(params.images)) : 0;
   const auto kernel =
       params.planes > 0
           ? (params.by_channels ? &convert_kernel<float, true> : &convert_kernel<float, false>)
           : (params.by_channels ? &convert_kernel<uint16_t, true>
                                 : &convert_kernel<uint16_t, false>);
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream, params,
-                static_cast<int32_t>(filters));
+  return launch_on(kernel, filter_blocks, converts, params, stream);
 }
 
 }  // namespace
@@ -364,14 +390,8 @@ Status prepare(const PrepareParams& params, void* stream) noexcept {
     return status;
   }
   const int64_t rows = int64_t(params.images.count) * params.images.out_pixels();
-  const int64_t word_blocks = ceil_div(rows, kThreads);
-  const int64_t blocks = word_blocks + int64_t(params.images.count) * params.parts;
-  CUTFUSE_CHECK(blocks < int64_t(1) << 31, Code::kNotSupported,
-                "converting takes %lld blocks, at most 2^31 - 1 are supported; split the batch",
-                static_cast<long long>(blocks));
   const auto kernel = params.by_channels ? &finish_kernel<true> : &finish_kernel<false>;
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream, params,
-                static_cast<int32_t>(word_blocks));
+  return launch_on(kernel, ceil_div(rows, kThreads), true, params, stream);
 }
 
 }  // namespace cutfuse::conv::implicit
