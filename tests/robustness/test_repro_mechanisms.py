@@ -57,6 +57,7 @@ def test_every_mechanism_is_forced_in_a_fair_share(h200: None) -> None:
                 facts.add((name, config.transposed, config.taps.stride == (1, 1)))
     assert min(counts[SHIFT], counts[IMAGES]) > 60, counts
     assert counts[PIXELS] > 10, counts
+    assert counts[PLANES] > 5, counts
     for name in (SHIFT, IMAGES):
         wanted = {"float32", "float16", "bfloat16", "batch_norm_train", "batch_norm_eval", "none"}
         assert {(name, one) for one in (*wanted, True, False)} <= facts

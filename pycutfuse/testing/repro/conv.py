@@ -49,8 +49,9 @@ FILLS = {
 }
 SCALED = ("rows", "planes", "images", "wide")
 # Of calls that are drawn so that it can run them, though others may as well: products of pixels as
-# they lie, and of pixels that are gathered.
-MECHANISMS = {None: 35, "pixels": 30, "images": 35}
+# they lie, of pixels that are gathered, and of planes as they lie.
+MECHANISMS = {None: 36, "pixels": 24, "images": 30, "planes": 10}
+EVEN = (2, 4, 6, 8, 10, 14, 16, 22, 28, 40)  # sides of planes that are
 _PATIENCE = 100  # sizes that are tried before the filter becomes a pixel
 PADDING_MODES = ("reflect", "replicate", "circular")
 
@@ -199,10 +200,13 @@ class _Sizes:
             return
         self.channels = rng.choice((self.channels * self.groups, *RICH))
         self.out_channels, self.groups = self.out_channels * self.groups, 1
-        if self.transposed or mechanism == "pixels":
+        if self.transposed or mechanism != "images":
             self.stride, self.output_padding = 1, 0
-        if mechanism == "pixels":
+        if mechanism != "images":
             self.kernel, self.padding = (1, 1), rng.choice((0, (0, 0)))
+        if mechanism == "planes":
+            self.channels = rng.choice(RICH[2:])
+            self.height, self.width = rng.choice(EVEN), rng.choice(EVEN)
 
     def config(self) -> ConvConfig:
         """A call of these sizes and no more."""
@@ -274,9 +278,10 @@ def draw(seed: int, limit: int) -> ConvConfig:
     from pycutfuse.testing.repro.conv_mistakes import MISTAKES
 
     rng = random.Random(f"conv {seed}")
-    kind = rng.choices(("conv2d", "conv_transpose2d", "conv2d_batch_norm"), (40, 30, 30))[0]
-    sizes = _Sizes.draw(rng, kind == "conv_transpose2d")
     mechanism = rng.choices(tuple(MECHANISMS), tuple(MECHANISMS.values()))[0]
+    shares = (70, 0, 30) if mechanism == "planes" else (40, 30, 30)
+    kind = rng.choices(("conv2d", "conv_transpose2d", "conv2d_batch_norm"), shares)[0]
+    sizes = _Sizes.draw(rng, kind == "conv_transpose2d")
     sizes.suit(rng, mechanism)
     unbatched = kind != "conv2d_batch_norm" and rng.random() < 0.1
     sizes.batch = 1 if unbatched else sizes.batch
@@ -285,15 +290,19 @@ def draw(seed: int, limit: int) -> ConvConfig:
     if unbatched:
         config = replace(config, x=TensorRecipe(config.x.shape[1:]))
     dtype = draw_dtype(rng)
-    if mechanism is not None and rng.random() < 0.25:
+    if mechanism == "planes":
+        dtype = "float32"
+    elif mechanism is not None and rng.random() < 0.25:
         dtype = rng.choice(HALF)
     tail = BatchNorm.draw(rng, dtype) if kind == "conv2d_batch_norm" else None
     integers = dtype == "float32" and tail is None and rng.random() < 0.15
     config = _with_tensors(rng, config, dtype, tail, integers=integers)
     handling = draw_handling(rng, config.call) | {"allow_tf32": rng.random() < 0.5}
     config = replace(config, **handling)
+    if mechanism == "planes":
+        config = replace(config, allow_tf32=True, precision=None)
     if mechanism is not None:
-        config = _suited(rng, config, 0.9 if mechanism == "pixels" else 0.6)
+        config = _suited(rng, config, mechanism)
     one_value = math.prod(config.value_shape) == config.n
     training = isinstance(tail, BatchNorm) and tail.training
     config = finish(rng, config, MISTAKES, invalid_anyway=training and one_value)
@@ -326,13 +335,14 @@ def _with_tensors(
     return replace(made, tail=tail, call=call)
 
 
-def _suited(rng: random.Random, config: ConvConfig, last: float) -> ConvConfig:
-    """Draw a policy for one of `MECHANISMS`, and make so many images channels_last."""
-    if rng.random() < last:
-        x = replace(config.x, layout="channels_last")
+def _suited(rng: random.Random, config: ConvConfig, mechanism: str) -> ConvConfig:
+    """Draw a policy for one of `MECHANISMS`, and lay most images out as it reads them."""
+    layout = "contiguous" if mechanism == "planes" else "channels_last"
+    if rng.random() < (0.6 if mechanism == "images" else 0.9):
+        x = replace(config.x, layout=layout)
         weight = config.weight
         if rng.random() < 0.7:
-            weight = replace(weight, layout="channels_last")
+            weight = replace(weight, layout=layout)
         config = replace(config, x=x, weight=weight)
     policy = rng.randrange(1000) if rng.random() < 0.75 else None
     return replace(config, policy=policy)
