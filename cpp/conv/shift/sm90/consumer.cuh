@@ -23,15 +23,24 @@ class Multiplier {
     if (turns_ != Turns::kNone && threadIdx.x >= 128) pass_turn();
   }
 
-  /// Waits for the next tile's patch, or for its first chunk of channels.
-  CUTLASS_DEVICE const PatchInfo& next() {
-    Barrier::wait(&control_.full[turn_.stage], turn_.phase);
+  /// Waits for the next tile's patch, or for its first chunk of channels; calls idle() if it is not
+  /// there.
+  template <class Idle>
+  CUTLASS_DEVICE const PatchInfo& next(const Idle& idle) {
+    uint64_t* full = &control_.full[turn_.stage];
+    if (!__all_sync(0xffffffffu, Barrier::test_wait(full, turn_.phase, 1))) {
+      idle();
+      Barrier::wait(full, turn_.phase);
+    }
     return control_.info[turn_.stage];
   }
 
   /// After next(): v is the sum over all chunks for the pixels from `first` of the patch on, scaled
-  /// by 2^exponent and the weights'. Returns whether all of x was finite.
-  CUTLASS_DEVICE bool run(float (&v)[kValues], int32_t& exponent, int32_t first, int32_t m_block) {
+  /// by 2^exponent and the weights'. Returns whether all of x was finite. Calls meanwhile() once,
+  /// while products are on their way.
+  template <class Meanwhile>
+  CUTLASS_DEVICE bool run(float (&v)[kValues], int32_t& exponent, int32_t first, int32_t m_block,
+                          const Meanwhile& meanwhile) {
     const Geometry& g = p_.g;
     bool finite = true;
     if constexpr (kPlanes == 2 && !kInParts) {
@@ -49,11 +58,16 @@ class Multiplier {
       if constexpr (kPlanes == 1 && takes_chunks(kN)) rescale(v, change);
       exponent = here;
       const uint32_t patch = patches_ + stage * p_.shared.stage_bytes + first * 16;
+      // In parts, values are added up by the warpgroup whose turn it is: that would last longer.
+      if constexpr (kInParts) meanwhile();
       if (turns_ == Turns::kOfTiles) wait_turn();
       if constexpr (kInParts) {
         multiply_in_parts(v, patch, m_block);
+      } else if constexpr (kPlanes == 2) {
+        if (change != 0) rescale(v, change);
+        multiply_planes(v, chunk, patch, m_block, meanwhile);
       } else {
-        multiply(v, chunk, patch, m_block, change);
+        multiply(v, chunk, patch, m_block, meanwhile);
       }
       if (turns_ == Turns::kOfTiles) pass_turn();
       __syncwarp();
@@ -112,45 +126,58 @@ class Multiplier {
     }
   };
 
-  CUTLASS_DEVICE Steps steps_of(int32_t slab, uint32_t weights, uint32_t patch) const {
+  /// Waits for the slabs of `count` steps, from slab `slab` on.
+  CUTLASS_DEVICE Steps steps_of(int32_t slab, int32_t count, uint32_t patch, int32_t m_block) {
+    const uint32_t weights = slabs_.wait(slab, count) + m_block * 64 * 16;
     return {operand_word(weights, plane_bytes() / 2), kPlanes * plane_bytes() >> 4,
             &p_.steps[slab * kSlabSteps], patch >> 4};
   }
 
+  /// One plane: v is the accumulator of all chunks.
+  template <class Meanwhile>
   CUTLASS_DEVICE void multiply(float (&v)[kValues], int32_t chunk, uint32_t patch, int32_t m_block,
-                               int32_t change) {
+                               const Meanwhile& meanwhile) {
     const int32_t first = p_.chunk_slab[chunk];
     const int32_t steps = p_.chunk_steps[chunk];
-    // Slabs that stay lie one after the other; they are one piece, unless promotion divides it.
-    const int32_t piece = kPlanes == 1 && slabs_.stay() ? steps : kSlabSteps;
-    if constexpr (kPlanes == 1) {
-      fence(v);
-    } else {
-      if (change != 0) rescale(v, change);
-    }
+    // Slabs that stay lie one after the other; they are one piece.
+    const int32_t piece = slabs_.stay() ? steps : kSlabSteps;
+    fence(v);
     int32_t held = 0;  // slabs not yet released
     for (int32_t done = 0; done < steps; done += piece) {
       const int32_t count = min(steps - done, piece);
-      const int32_t slab = first + done / kSlabSteps;
-      const Steps these = steps_of(slab, slabs_.wait(slab, count) + m_block * 64 * 16, patch);
-      if constexpr (kPlanes == 1) {
-        add(v, these, count, chunk > 0 || done > 0);
-        ++held;
-        if (held > 1 && count == kSlabSteps) {  // then those before are done
-          cute::warpgroup_wait<1>();
-          slabs_.release();
-          --held;
-        }
-      } else {
-        add_planes(v, these, count, slab % 3 == 0 ? p_.promotion : p_.promotion2);
+      add(v, steps_of(first + done / kSlabSteps, count, patch, m_block), count,
+          chunk > 0 || done > 0);
+      ++held;
+      if (held > 1 && count == kSlabSteps) {  // then those before are done
+        cute::warpgroup_wait<1>();
         slabs_.release();
+        --held;
       }
     }
-    if constexpr (kPlanes == 1) {
-      cute::warpgroup_wait<0>();
-      fence(v);
+    if (chunk == 0) meanwhile();
+    cute::warpgroup_wait<0>();
+    fence(v);
 #pragma unroll 1
-      for (; held > 0; --held) slabs_.release();
+    for (; held > 0; --held) slabs_.release();
+  }
+
+  /// Two planes: v += a chunk's slabs. A slab's products run while the next one is waited for.
+  template <class Meanwhile>
+  CUTLASS_DEVICE void multiply_planes(float (&v)[kValues], int32_t chunk, uint32_t patch,
+                                      int32_t m_block, const Meanwhile& meanwhile) {
+    const int32_t first = p_.chunk_slab[chunk];
+    int32_t left = p_.chunk_steps[chunk];
+    if (chunk == 0) meanwhile();
+    Steps these = steps_of(first, kSlabSteps, patch, m_block);
+#pragma unroll 1
+    for (int32_t slab = first; left > 0; ++slab, left -= kSlabSteps) {
+      Steps next = these;
+      add_planes(v, these, min(left, kSlabSteps), slab % 3 == 0 ? p_.promotion : p_.promotion2,
+                 [&] {
+                   if (left > kSlabSteps) next = steps_of(slab + 1, kSlabSteps, patch, m_block);
+                 });
+      slabs_.release();
+      these = next;
     }
   }
 
@@ -158,7 +185,7 @@ class Multiplier {
   /// v itself: it truncates at their size. The large ones are promoted to it, 64 pixels at a time.
   CUTLASS_DEVICE void multiply_in_parts(float (&v)[kValues], uint32_t patch, int32_t m_block) {
     const int32_t count = p_.chunk_steps[0];
-    Steps steps = steps_of(0, slabs_.wait(0, count) + m_block * 64 * 16, patch);
+    Steps steps = steps_of(0, count, patch, m_block);
     const uint32_t low_weight = plane_bytes() >> 4;
     const uint32_t low_patch = uint32_t(p_.shared.plane_bytes) >> 4;
     const auto add_small = [&](auto lowest) {
@@ -265,23 +292,26 @@ class Multiplier {
 
   /// v += one slab's products at ieee. In short sums single truncations show: there the fourth
   /// product is added, and one or two steps of the large one are promoted at once.
+  template <class Meanwhile>
   CUTLASS_DEVICE void add_planes(float (&v)[kValues], const Steps& steps, int32_t count,
-                                 float factor) {
+                                 float factor, const Meanwhile& meanwhile) {
+    const auto nothing = [] {};
+    if (p_.steps_at_once != kSlabSteps) meanwhile();
     const auto slab = [&](auto counted) {
       constexpr int kCount = decltype(counted)::value;
       constexpr int kTwo = std::min(kCount, 2);
       if (p_.steps_at_once == kSlabSteps) {
-        promote<0, kCount, kCount, 3>(v, steps, factor);
+        promote<0, kCount, kCount, 3>(v, steps, factor, meanwhile);
       } else if (p_.steps_at_once == 2) {
-        promote<0, kTwo, kCount, 4>(v, steps, 1.f);
-        if constexpr (kCount > kTwo) promote<kTwo, kCount, 0, 4>(v, steps, 1.f);
+        promote<0, kTwo, kCount, 4>(v, steps, 1.f, nothing);
+        if constexpr (kCount > kTwo) promote<kTwo, kCount, 0, 4>(v, steps, 1.f, nothing);
       } else {
-        promote<0, 1, kCount, 4>(v, steps, 1.f);
+        promote<0, 1, kCount, 4>(v, steps, 1.f, nothing);
         Steps later = steps;
 #pragma unroll 1
         for (int i = 1; i < kCount; ++i) {
           later.next();
-          promote<0, 1, 0, 4>(v, later, 1.f);
+          promote<0, 1, 0, 4>(v, later, 1.f, nothing);
         }
       }
     };
@@ -304,17 +334,19 @@ class Multiplier {
 
   /// v += factor * (the small products of the first kSmall steps, then the large ones of kBegin ...
   /// kEnd - 1).
-  template <int kBegin, int kEnd, int kSmall, int kProducts>
-  CUTLASS_DEVICE void promote(float (&v)[kValues], const Steps& steps, float factor) {
+  template <int kBegin, int kEnd, int kSmall, int kProducts, class Meanwhile>
+  CUTLASS_DEVICE void promote(float (&v)[kValues], const Steps& steps, float factor,
+                              const Meanwhile& meanwhile) {
     float sum[kValues];
-    sum_up<kBegin, kEnd, kSmall, kProducts>(sum, steps);
+    sum_up<kBegin, kEnd, kSmall, kProducts>(sum, steps, meanwhile);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kValues; ++i) v[i] = fmaf(sum[i], factor, v[i]);
   }
 
   /// The small ones first: the accumulator truncates at the size of what it holds.
-  template <int kBegin, int kEnd, int kSmall, int kProducts>
-  CUTLASS_DEVICE void sum_up(float (&sum)[kValues], const Steps& steps) {
+  template <int kBegin, int kEnd, int kSmall, int kProducts, class Meanwhile>
+  CUTLASS_DEVICE void sum_up(float (&sum)[kValues], const Steps& steps,
+                             const Meanwhile& meanwhile) {
     const uint32_t low_weight = plane_bytes() >> 4;
     const uint32_t low_patch = uint32_t(p_.shared.plane_bytes) >> 4;
     if (turns_ == Turns::kOfSums) wait_turn();
@@ -334,6 +366,7 @@ class Multiplier {
     }
     cute::warpgroup_commit_batch();
     if (turns_ == Turns::kOfSums) pass_turn();
+    meanwhile();
     cute::warpgroup_wait<0>();
     fence(sum);
   }

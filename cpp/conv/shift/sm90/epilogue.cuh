@@ -25,17 +25,28 @@ class Epilogue {
         store_(params, shared),
         statistics_(params) {}
 
+  /// While a block's products are on their way: stores what the block before has left, and prepares
+  /// run(), which need not follow.
+  CUTLASS_DEVICE void prepare(const TileOf& tile, const Block& block) {
+    if constexpr (kRole == Role::kStore) {
+      store_.send_rest();
+      if (tile.row(0) >= p_.g.weight_rows) return;
+      const Block mine = stacked_block(p_, block, stacked_row(p_.g, tile.row(0)));
+      store_.prepare(coordinates(tile, mine), tile);
+    }
+  }
+
+  /// Where nothing is on its way.
+  CUTLASS_DEVICE void send_rest() {
+    if constexpr (kRole == Role::kStore) store_.send_rest();
+  }
+
   CUTLASS_DEVICE void run(float (&v)[kValues], const TileOf& tile, const Block& block,
                           int32_t exponent, bool finite) {
     if (tile.row(0) >= p_.g.weight_rows) return;
     const Block mine = stacked_block(p_, block, stacked_row(p_.g, tile.row(0)));
-    Coordinates at{p_, mine, {}, tile.image, lane_ % 4 * 2};
-    for (int r = 0; r < 2; ++r) {
-      const int32_t channel = channel_of_row(p_.g, tile.m_tile, tile.row(lane_ / 4 + 8 * r));
-      at.channels[r] = tile.group * p_.g.out_channels + max(channel, 0);
-    }
-    const bool collects =
-        kRole == Role::kStatistics || (kRole == Role::kAny && p_.partials != nullptr);
+    const Coordinates at = coordinates(tile, mine);
+    const bool collects = this->collects();
     const float base[2] = {collects ? statistics_.near(0) : 0.f,
                            collects ? statistics_.near(1) : 0.f};
     const bool deviates = apply(v, at, base, exponent, finite, tile);
@@ -61,7 +72,7 @@ class Epilogue {
     }
   }
 
-  CUTLASS_DEVICE void finish() const { store_.finish(); }
+  CUTLASS_DEVICE void finish() { store_.finish(); }
 
  private:
   const Params& p_;
@@ -69,6 +80,19 @@ class Epilogue {
   int lane_;
   Store<kN, kRole == Role::kStore> store_;
   Statistics<kN> statistics_;
+
+  CUTLASS_DEVICE bool collects() const {
+    return kRole == Role::kStatistics || (kRole == Role::kAny && p_.partials != nullptr);
+  }
+
+  CUTLASS_DEVICE Coordinates coordinates(const TileOf& tile, const Block& mine) const {
+    Coordinates at{p_, mine, {}, tile.image, lane_ % 4 * 2};
+    for (int r = 0; r < 2; ++r) {
+      const int32_t channel = channel_of_row(p_.g, tile.m_tile, tile.row(lane_ / 4 + 8 * r));
+      at.channels[r] = tile.group * p_.g.out_channels + max(channel, 0);
+    }
+    return at;
+  }
 
   /// The affine steps and the bounds. Returns whether `base` is subtracted already.
   CUTLASS_DEVICE bool apply(float (&v)[kValues], const Coordinates& at, const float (&base)[2],

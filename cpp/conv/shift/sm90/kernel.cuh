@@ -93,7 +93,7 @@ CUTLASS_DEVICE void consume(const Params& p, char* shared) {
   slabs.start();
   enter(p.tiles_of_outer.divide(int32_t(blockIdx.x) * p.walk));
   for (int32_t left = Schedule::count(p); left > 0; --left) {
-    const PatchInfo& info = multiplier.next();
+    const PatchInfo& info = multiplier.next([&] { epilogue.send_rest(); });
     if (info.outer != outer) {
       epilogue.flush(tile);
       enter(info.outer);
@@ -103,7 +103,8 @@ CUTLASS_DEVICE void consume(const Params& p, char* shared) {
     const int32_t offset = info.offset[block_number];
     float v[kN / 2];
     int32_t exponent = 0;
-    const bool finite = multiplier.run(v, exponent, max(offset, 0), tile.m_block);
+    const bool finite = multiplier.run(v, exponent, max(offset, 0), tile.m_block,
+                                       [&] { epilogue.prepare(tile, block); });
     if (offset >= 0) epilogue.run(v, tile, block, exponent, finite);
   }
   multiplier.finish();

@@ -8,7 +8,8 @@
 
 namespace cutfuse::conv::shift::sm90 {
 
-/// kRuns: fp32 results that follow each other do so in memory, whatever Params::in_runs says.
+/// kRuns: fp32 results that follow each other do so in memory, whatever Params::in_runs says. Then
+/// what needs no values is done while products are on their way; others have no registers for it.
 template <int kN, bool kRuns>
 class Store {
  public:
@@ -32,34 +33,69 @@ class Store {
   CUTLASS_DEVICE float* of_warpgroup() const { return of_warpgroup_; }
 
   /// The warp's staging area, once nothing that it holds is still to be stored: room for kValues /
-  /// 2 values of each lane.
+  /// 2 values of each lane. After prepare().
   CUTLASS_DEVICE float* scratch() const {
     cute::tma_store_wait<0>();
     __syncwarp();
     return staging_;
   }
 
-  /// Through shared memory to bulk stores of whole sectors, of 16 channels or twice eight.
+  /// Before run() of kRuns, while the block's products are on their way: all that needs no values.
+  CUTLASS_DEVICE void prepare(const Coordinates& at, const TileOf& tile) {
+    run_ = run_of(at, tile);
+    const bool whole = at.block.column + kN <= at.block.columns;
+    if (!p_.pairs || !whole) pairs_ = pairs_of(at.block);
+  }
+
+  /// Through shared memory to bulk stores of whole sectors, of 16 channels or twice eight; the last
+  /// ones are left to send_rest().
   CUTLASS_DEVICE void run(const float (&v)[kValues], const Coordinates& at, const TileOf& tile) {
-    const Run run = run_of(at, tile);
+    if constexpr (!kRuns) run_ = run_of(at, tile);
     if (p_.g.warp_channels <= 8) {
-      store_rows<0, 1>(v, at, tile, run);
+      store_rows<0, 1>(v, at, tile);
     } else if (p_.shared.staging_boxes == 2) {
-      store_rows<0, 2>(v, at, tile, run);
+      store_rows<0, 2>(v, at, tile);
     } else {
-      store_rows<0, 1>(v, at, tile, run);
-      store_rows<1, 1>(v, at, tile, run);
+      store_rows<0, 1>(v, at, tile);
+      send_rest();
+      store_rows<1, 1>(v, at, tile);
     }
   }
 
-  CUTLASS_DEVICE void finish() const { cute::tma_store_wait<0>(); }
+  /// Sends what run() has left, if anything.
+  CUTLASS_DEVICE void send_rest() {
+    if (rows_left_ != 0) send(first_left_, rows_left_);
+    rows_left_ = 0;
+  }
+
+  CUTLASS_DEVICE void finish() {
+    send_rest();
+    cute::tma_store_wait<0>();
+  }
 
  private:
+  /// What this lane sends: of row `lane` of the warp's 16, from `begin` to `end` of its staged row,
+  /// whole sectors from `middle` to `after`.
+  struct Run {
+    float* to;  // where the staged row begins
+    int32_t begin, middle, after, end;
+    bool exists;
+  };
+
+  /// Of a thread's pairs of pixels, bit j is pair j.
+  struct Pairs {
+    uint32_t first = 0, second = 0;  // whether the pixel is a result
+    uint32_t wraps = 0;              // whether the pair is the first one of a row of the grid
+  };
+
   const Params& p_;
   char* shared_;
   int lane_;
   float* of_warpgroup_;
   float* staging_;
+  Run run_;
+  Pairs pairs_;
+  int32_t first_left_ = 0, rows_left_ = 0;  // staged, and not yet sent: rows of the warp's 16
 
   CUTLASS_DEVICE bool in_runs() const { return kRuns || p_.in_runs; }
 
@@ -81,14 +117,6 @@ class Store {
     return (at.image * all + channel) * plane + at.block.output;
   }
 
-  /// What this lane sends: of row `lane` of the warp's 16, from `begin` to `end` of its staged row,
-  /// whole sectors from `middle` to `after`.
-  struct Run {
-    float* to;  // where the staged row begins
-    int32_t begin, middle, after, end;
-    bool exists;
-  };
-
   CUTLASS_DEVICE Run run_of(const Coordinates& at, const TileOf& tile) const {
     const int32_t channel = channel_of_row(p_.g, tile.m_tile, tile.row(lane_ % 16));
     const int64_t result = result_index(at, tile.group * p_.g.out_channels + max(channel, 0));
@@ -108,7 +136,7 @@ class Store {
   /// Rows kFirst ... kFirst + kRows - 1 of the thread.
   template <int kFirst, int kRows>
   CUTLASS_DEVICE void store_rows(const float (&v)[kValues], const Coordinates& at,
-                                 const TileOf& tile, const Run& run) {
+                                 const TileOf& tile) {
     cute::tma_store_wait<0>();
     __syncwarp();
     if (p_.pairs) {
@@ -123,7 +151,12 @@ class Store {
     if (in_runs()) {
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
-      send<kFirst * 8, kRows * 8>(run);
+      if constexpr (kRuns) {
+        first_left_ = kFirst * 8;
+        rows_left_ = kRows * 8;
+      } else {
+        send(kFirst * 8, kRows * 8);
+      }
       return;
     }
     __syncwarp();
@@ -196,12 +229,6 @@ class Store {
     }
   }
 
-  /// Of a thread's pairs of pixels, bit j is pair j.
-  struct Pairs {
-    uint32_t first = 0, second = 0;  // whether the pixel is a result
-    uint32_t wraps = 0;              // whether the pair is the first one of a row of the grid
-  };
-
   /// Each lane looks at a pair of each of the four lanes that share rows.
   CUTLASS_DEVICE Pairs pairs_of(const Block& block) const {
     Pairs pairs;
@@ -227,9 +254,9 @@ class Store {
               phase_of(result_index(at, at.channels[kFirst + r]));
     }
     const int32_t gap = p_.g.pitch - at.block.width;
-    Pairs pairs;
+    Pairs pairs = pairs_;
+    if constexpr (!kWhole && !kRuns) pairs = pairs_of(at.block);
     if constexpr (!kWhole) {
-      pairs = pairs_of(at.block);
       const int32_t row = p_.pitch.divide(at.block.column + at.pixel0);
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRows; ++r) to[r] -= row * gap;
@@ -258,12 +285,12 @@ class Store {
     return in_runs() ? int32_t((result + p_.out_phase) & (kSector - 1)) : 0;
   }
 
-  /// Sends the warp's rows kFirst ... kFirst + kRows - 1, a lane each: whole sectors by a bulk
+  /// Sends `count` of the warp's rows from `first_row` on, a lane each: whole sectors by a bulk
   /// store; what is left at the ends of a run, at most seven each, alone.
-  template <int kFirst, int kRows>
-  CUTLASS_DEVICE void send(const Run& run) const {
-    const int of_box = lane_ - kFirst;
-    const bool mine = of_box >= 0 && of_box < kRows;
+  CUTLASS_DEVICE void send(int first_row, int count) const {
+    const Run& run = run_;
+    const int of_box = lane_ - first_row;
+    const bool mine = of_box >= 0 && of_box < count;
     const float* from = staging_ + of_box * kPitch;
     const bool ragged = run.begin < run.middle || run.after < run.end;
     if (mine && run.exists && ragged) {
