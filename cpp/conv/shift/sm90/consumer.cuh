@@ -36,8 +36,8 @@ class Multiplier {
   }
 
   /// After next(): v is the sum over all chunks for the pixels from `first` of the patch on, scaled
-  /// by 2^exponent and the weights'. Returns whether all of x was finite. Calls meanwhile() once,
-  /// while products are on their way.
+  /// by 2^exponent and the weights'. Returns whether all of x was finite. Of one plane, calls
+  /// meanwhile() once, while products are on their way.
   template <class Meanwhile>
   CUTLASS_DEVICE bool run(float (&v)[kValues], int32_t& exponent, int32_t first, int32_t m_block,
                           const Meanwhile& meanwhile) {
@@ -58,14 +58,12 @@ class Multiplier {
       if constexpr (kPlanes == 1 && takes_chunks(kN)) rescale(v, change);
       exponent = here;
       const uint32_t patch = patches_ + stage * p_.shared.stage_bytes + first * 16;
-      // In parts, values are added up by the warpgroup whose turn it is: that would last longer.
-      if constexpr (kInParts) meanwhile();
       if (turns_ == Turns::kOfTiles) wait_turn();
       if constexpr (kInParts) {
         multiply_in_parts(v, patch, m_block);
       } else if constexpr (kPlanes == 2) {
         if (change != 0) rescale(v, change);
-        multiply_planes(v, chunk, patch, m_block, meanwhile);
+        multiply_planes(v, chunk, patch, m_block);
       } else {
         multiply(v, chunk, patch, m_block, meanwhile);
       }
@@ -161,22 +159,25 @@ class Multiplier {
     for (; held > 0; --held) slabs_.release();
   }
 
-  /// Two planes: v += a chunk's slabs. A slab's products run while the next one is waited for.
-  template <class Meanwhile>
+  /// Two planes: v += a chunk's slabs. While a slab's products run, the next one is found if it is
+  /// there; to wait for it would keep this one from being released.
   CUTLASS_DEVICE void multiply_planes(float (&v)[kValues], int32_t chunk, uint32_t patch,
-                                      int32_t m_block, const Meanwhile& meanwhile) {
+                                      int32_t m_block) {
     const int32_t first = p_.chunk_slab[chunk];
     int32_t left = p_.chunk_steps[chunk];
-    if (chunk == 0) meanwhile();
     Steps these = steps_of(first, kSlabSteps, patch, m_block);
 #pragma unroll 1
     for (int32_t slab = first; left > 0; ++slab, left -= kSlabSteps) {
+      const bool last = left <= kSlabSteps;
+      bool found = last;
       Steps next = these;
       add_planes(v, these, min(left, kSlabSteps), slab % 3 == 0 ? p_.promotion : p_.promotion2,
                  [&] {
-                   if (left > kSlabSteps) next = steps_of(slab + 1, kSlabSteps, patch, m_block);
+                   found = last || slabs_.is_there();
+                   if (!last && found) next = steps_of(slab + 1, kSlabSteps, patch, m_block);
                  });
       slabs_.release();
+      if (!found) next = steps_of(slab + 1, kSlabSteps, patch, m_block);
       these = next;
     }
   }

@@ -103,16 +103,17 @@ CUTLASS_DEVICE void consume(const Params& p, char* shared) {
     const int32_t offset = info.offset[block_number];
     float v[kN / 2];
     int32_t exponent = 0;
-    // In strips producers are what is waited for, and they wait for the patch to be released: there
-    // nothing comes before that (4 % of the transposed founding problem; H200).
-    const bool releases_first = p.g.strip != 0;
+    // In strips the producers are what is waited for, and they wait for the patch: nothing comes
+    // before its release (4 % of the transposed founding problem; H200). At ieee it would spill.
+    const bool later = kPlanes == 2 || p.g.strip != 0;
     const auto prepare = [&](bool now) {
       if (now) epilogue.prepare(tile, block);
     };
-    const bool finite = multiplier.run(v, exponent, max(offset, 0), tile.m_block,
-                                       [&] { prepare(!releases_first); });
-    prepare(releases_first);
+    const bool finite =
+        multiplier.run(v, exponent, max(offset, 0), tile.m_block, [&] { prepare(!later); });
+    prepare(later);
     if (offset >= 0) epilogue.run(v, tile, block, exponent, finite);
+    if (later) epilogue.send_rest();
   }
   multiplier.finish();
   epilogue.flush(tile);

@@ -57,6 +57,13 @@ class Slabs {
     return slabs_ + slot * p_.shared.slab_bytes;
   }
 
+  /// Whether wait() for the next slab would not wait; of a whole warp.
+  CUTLASS_DEVICE bool is_there() const {
+    if (stay()) return !first_;
+    const uint64_t* full = &control_.slab_full[turn_.stage];
+    return __all_sync(0xffffffffu, Barrier::test_wait(full, turn_.phase, 1));
+  }
+
   /// This warp has read the oldest slab of those that wait() gave.
   CUTLASS_DEVICE void release() {
     if (stay()) return;

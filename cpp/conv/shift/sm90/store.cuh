@@ -48,7 +48,7 @@ class Store {
   }
 
   /// Through shared memory to bulk stores of whole sectors, of 16 channels or twice eight; the last
-  /// ones are left to send_rest(), except in strips.
+  /// ones are left to send_rest().
   CUTLASS_DEVICE void run(const float (&v)[kValues], const Coordinates& at, const TileOf& tile) {
     if constexpr (!kRuns) run_ = run_of(at, tile);
     if (p_.g.warp_channels <= 8) {
@@ -60,7 +60,6 @@ class Store {
       send_rest();
       store_rows<1, 1>(v, at, tile);
     }
-    if (p_.g.strip != 0) send_rest();
   }
 
   /// Sends what run() has left, if anything.
