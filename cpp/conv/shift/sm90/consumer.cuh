@@ -292,7 +292,8 @@ class Multiplier {
   }
 
   /// v += one slab's products at ieee. In short sums single truncations show: there the fourth
-  /// product is added, and one or two steps of the large one are promoted at once.
+  /// product is added, and one or two steps of the large one are promoted at once. Calls
+  /// meanwhile() once, in long sums while products are on their way.
   template <class Meanwhile>
   CUTLASS_DEVICE void add_planes(float (&v)[kValues], const Steps& steps, int32_t count,
                                  float factor, const Meanwhile& meanwhile) {

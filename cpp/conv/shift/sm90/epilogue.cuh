@@ -25,8 +25,8 @@ class Epilogue {
         store_(params, shared),
         statistics_(params) {}
 
-  /// While a block's products are on their way: stores what the block before has left, and prepares
-  /// run(), which need not follow.
+  /// Before run(), at best while the block's products are on their way: sends what the block before
+  /// has left, and prepares run(), which need not follow.
   CUTLASS_DEVICE void prepare(const TileOf& tile, const Block& block) {
     if constexpr (kRole == Role::kStore) {
       store_.send_rest();
@@ -36,7 +36,7 @@ class Epilogue {
     }
   }
 
-  /// Where nothing is on its way.
+  /// Sends what run() has left, where prepare() would come too late for it.
   CUTLASS_DEVICE void send_rest() {
     if constexpr (kRole == Role::kStore) store_.send_rest();
   }
