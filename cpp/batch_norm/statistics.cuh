@@ -10,9 +10,10 @@
 
 namespace cutfuse::batch_norm {
 
-/// Rows that partial `p` of a column of `rows` covers.
+/// Rows that partial `p` of a column of `rows` covers; none past the last.
 __device__ __forceinline__ double rows_of_partial(int64_t p, int64_t rows) {
-  return static_cast<double>(min(rows - p * kPartialRows, int64_t(kPartialRows)));
+  const int64_t left = min(rows - p * kPartialRows, int64_t(kPartialRows));
+  return static_cast<double>(static_cast<int>(max(left, int64_t(0))));
 }
 
 /// Rows of a batch, and what they divide by: fp64 divisions are long for whom others wait.

@@ -51,6 +51,7 @@ __device__ __forceinline__ void store_moments(const float (&v)[Shape::kSize], co
   int count = 0;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) count += at.row_inside(r) ? 1 : 0;
+  const RowMerges merges = row_merges(count);
 #pragma unroll
   for (int first = 0; first < Coordinates::kColumnPairs; first += kAtOnce) {
     Moments eight[2 * kAtOnce];
@@ -59,13 +60,12 @@ __device__ __forceinline__ void store_moments(const float (&v)[Shape::kSize], co
       eight[i] = moments_of<kRows>(&v[(first + i / 2) * kRows * 2 + i % 2], count);
     }
     // Lanes that differ in lane / 4 hold the same columns: each exchange halves what a lane keeps.
-    float n = static_cast<float>(count);
     Moments four[kAtOnce];
-    exchange<kAtOnce, 16>(eight, n, lane, four);
+    exchange<kAtOnce, 16>(eight, merges.by_16, lane, four);
     Moments two[kAtOnce / 2];
-    exchange<kAtOnce / 2, 8>(four, n, lane, two);
+    exchange<kAtOnce / 2, 8>(four, merges.by_8, lane, two);
     Moments one[1];
-    exchange<kAtOnce / 4, 4>(two, n, lane, one);
+    exchange<kAtOnce / 4, 4>(two, merges.by_4, lane, one);
     const int pair = first + (lane >> 4 & 1) * 2 + (lane >> 3 & 1);
     const int column = warp % Shape::kWarpsN * Shape::kWarpN + 8 * pair + lane % 4 * 2;
     shared[warp / Shape::kWarpsN * Shape::kTileN + column + (lane >> 2 & 1)] = one[0];
@@ -83,7 +83,7 @@ __device__ __forceinline__ void store_moments(const float (&v)[Shape::kSize], co
 #pragma unroll
     for (int w = 1; w < kWarpsPerGroup; ++w) {
       const float other = rows_inside<Shape::kWarpM>(first_row + w * Shape::kWarpM, at.rows);
-      merged = merge(merged, merged_rows, of_warp[w * Shape::kTileN], other);
+      merged = merge(merged, of_warp[w * Shape::kTileN], {merged_rows, other});
       merged_rows += other;
     }
     const int64_t result_column = int64_t(tile.n) * Shape::kTileN + column;

@@ -13,8 +13,9 @@
 
 namespace cutfuse::gemm::sm90 {
 
-CUTLASS_DEVICE float rows_inside(int first, int rows) {
-  return static_cast<float>(min(max(rows - first, 0), 16));
+/// Rows of the matrix among `count` rows from `first` on.
+CUTLASS_DEVICE float rows_inside(int first, int rows, int count) {
+  return static_cast<float>(min(max(rows - first, 0), count));
 }
 
 /// (mean, M2) of each column over the warpgroup's 64 rows -> partials, by `column_stride` and, of
@@ -29,6 +30,7 @@ CUTLASS_DEVICE void store_moments(const float (&v)[AccumulatorCoordinates<kTileN
   __syncwarp();
   const int warp = thread / 32 % 4;
   const int lane = thread % 32;
+  const RowMerges merges = row_merges(at.row_inside(0) + at.row_inside(1));
   // A lane's 16 columns at a time: their moments take 32 registers beside the values.
   constexpr int kAtOnce = 8;
   constexpr int kPairs = AccumulatorCoordinates<kTileN>::kColumnPairs;
@@ -36,24 +38,25 @@ CUTLASS_DEVICE void store_moments(const float (&v)[AccumulatorCoordinates<kTileN
     const int first = chunk * kAtOnce;
     const auto& values = *reinterpret_cast<const float (*)[4 * kAtOnce]>(&v[4 * first]);
     Moments columns[kAtOnce / 4];
-    reduce_rows<kAtOnce>(values, at.row_inside(0) + at.row_inside(1), lane, columns);
+    reduce_rows<kAtOnce>(values, merges, lane, columns);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kAtOnce / 4; ++i) {
       warps[warp].moments[8 * first + reduced_column<kAtOnce>(lane, i)] = columns[i];
     }
   });
-  sync_group(thread);
   const int first_row = at.row0 - lane / 4 - warp * 16;
   const int first_column = at.column0 - (lane % 4) * 2;
+  const float rows01 = rows_inside(first_row, at.rows, 32);
+  const float rows23 = rows_inside(first_row + 32, at.rows, 32);
+  const MergeWeights by01(rows_inside(first_row, at.rows, 16),
+                          rows_inside(first_row + 16, at.rows, 16));
+  const MergeWeights by23(rows_inside(first_row + 32, at.rows, 16),
+                          rows_inside(first_row + 48, at.rows, 16));
+  const MergeWeights by(rows01, rows23);
+  sync_group(thread);
   for (int n = thread % 128; n < kTileN; n += 128) {
-    Moments merged = warps[0].moments[n];
-    float count = rows_inside(first_row, at.rows);
-    CUTLASS_PRAGMA_UNROLL
-    for (int w = 1; w < 4; ++w) {
-      const float other = rows_inside(first_row + 16 * w, at.rows);
-      merged = merge(merged, count, warps[w].moments[n], other);
-      count += other;
-    }
+    const Moments merged = merge(merge(warps[0].moments[n], warps[1].moments[n], by01),
+                                 merge(warps[2].moments[n], warps[3].moments[n], by23), by);
     if (first_column + n < at.columns && first_row < at.rows) {
       partials[(first_column + n) * column_stride + first_row / 64 * block_stride] = merged;
     }

@@ -73,8 +73,8 @@ inline int __syncthreads_and(int mine) { return !__syncthreads_or(!mine); }
 inline unsigned __activemask() { return ~0u; }
 inline void __syncwarp() { emulated::meet_warp(); }
 template <class T>
-T __shfl_sync(unsigned, T value, unsigned lane) {
-  return emulated::of_lane(value, lane % 32);
+T __shfl_sync(unsigned, T value, unsigned lane, unsigned width = 32) {
+  return emulated::of_lane(value, threadIdx.x % 32 / width * width + lane % width);
 }
 template <class T>
 T __shfl_xor_sync(unsigned, T value, unsigned mask) {
