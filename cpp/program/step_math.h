@@ -52,38 +52,36 @@ __host__ __device__ inline float maximum(float a, float b) {
 #endif
 }
 
-// exp(-|v|) to 3 ulp, 0 from |v| = 87.4 on, NaN for NaN: 2^t with t = -|v| log2(e), and what
+// exp(x) for x in [-88, 88] to 3 ulp, 0 below -87.3, NaN for NaN: 2^t with t = x log2(e), and what
 // rounding t lost put back. No branch, one special function.
-__host__ __device__ inline float exp_of_minus_abs(float v) {
 #ifdef __CUDA_ARCH__
+__device__ inline float bounded_exp(float x) {
   constexpr float kLog2E = 1.44269504f;
   constexpr float kLn2 = 0.693147181f;
-  const float x = maximum(-fabsf(v), -88.f);
   const float t = x * kLog2E;
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(t));
   return fmaf(power, fmaf(t, -kLn2, x), power);
-#else
-  return std::exp(-std::fabs(v));
-#endif
 }
 
-// 1 / d for d in [1, 2], to 1 ulp: IEEE division would branch for ranges that cannot occur.
-__host__ __device__ inline float reciprocal_of_one_to_two(float d) {
-#ifdef __CUDA_ARCH__
+// 1 / d for d in [1, 2^127], to 1 ulp, 0 where that is below 2^-126: IEEE division would branch for
+// ranges that cannot occur.
+__device__ inline float reciprocal_from_one(float d) {
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
   return r;
-#else
-  return 1.f / d;
-#endif
 }
+#endif
 
-// With e = exp(-|v|): 1 / (1 + e) for v >= 0, e / (1 + e) for v < 0; nothing overflows.
+// 1 / (1 + exp(-v)), of which v outside of [-88, 88] changes nothing.
 __host__ __device__ inline float sigmoid(float v) {
-  const float e = exp_of_minus_abs(v);
-  const float r = reciprocal_of_one_to_two(1.f + e);
+#ifdef __CUDA_ARCH__
+  return reciprocal_from_one(1.f + bounded_exp(-minimum(maximum(v, -88.f), 88.f)));
+#else
+  const float e = std::exp(-std::fabs(v));
+  const float r = 1.f / (1.f + e);
   return v < 0.f ? e * r : r;
+#endif
 }
 
 __host__ __device__ inline float silu(float v) { return v * sigmoid(v); }
