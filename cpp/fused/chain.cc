@@ -61,11 +61,18 @@ class TwoPlans final : public ChainPlan {
       first.out = {between, leading, gemm.dtype};
       second.x = {between, leading, 1, gemm.dtype};
     }
+    // The second weight is split while memory is busy anyway, and not between two contractions.
+    Prepared prepared;
+    if (Status status = second_->prepare(second, Linked{between}, &prepared, stream);
+        !status.ok()) {
+      return status;
+    }
     if (Status status = first_->launch(first, Linked{nullptr, nullptr, between}, stream);
         !status.ok()) {
       return status;
     }
-    return second_->launch(second, Linked{between}, stream);
+    prepared.call.follows_fold = false;  // but the first contraction
+    return second_->multiply(second, &prepared, stream);
   }
 
  private:

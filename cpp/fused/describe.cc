@@ -11,6 +11,8 @@ std::string FusedPlan::describe() const {
     return "nothing to do: the output is empty";
   }
   std::string text;
+  const std::string clears =
+      exchanging_blocks_ != 0 ? ", clear the counts of blocks that have arrived" : "";
   if (planes() > 0 && !links_.reads_images) {
     const std::string into =
         planes() == 2 ? " into two scaled fp16 planes" : " into one scaled fp16 plane";
@@ -18,11 +20,12 @@ std::string FusedPlan::describe() const {
     if (!problem_.weight_planes) what += what.empty() ? "weight" : " and weight";
     if (!what.empty()) text += "split " + what + into;
     if (problem_.weight_planes) text += " (the frozen weight has its planes)";
+    if (splits_x()) text += clears;
     if (!text.empty()) text += "\n";
   }
   if (folds_ahead()) {
     text += "fold the program's leading per-channel affine steps";
-    text += exchanging_blocks_ != 0 ? ", clear the counts of blocks that have arrived\n" : "\n";
+    text += (splits_x() ? "" : clears) + "\n";
   }
   text += "gemm " + to_string(problem_.gemm);
   if (skinny()) {

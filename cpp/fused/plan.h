@@ -32,6 +32,9 @@ T* at(void* workspace, int64_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
 }
 
+/// Elements between rows of an operand: of its planes, or of the tensor itself.
+inline int64_t leading_of(int64_t given, int64_t k) { return given != 0 ? given : (k + 7) / 8 * 8; }
+
 /// What a contraction shares with what runs before and after it.
 struct Links {
   bool reads_planes = false;   ///< x comes as planes at gemm::kBoundedExponent, unless 16-bit
@@ -74,6 +77,12 @@ Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links&
 GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
                          const DeviceProps& device) noexcept;
 
+/// A call between its two steps.
+struct Prepared {
+  gemm::GemmCall call;
+  DeviceProgram after;  ///< what follows training's batch norm
+};
+
 class FusedPlan final : public Plan {
  public:
   FusedPlan(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy& policy,
@@ -91,8 +100,13 @@ class FusedPlan final : public Plan {
   std::string describe() const override;
 
   Status lay_out();
-  /// On the current device.
+  /// On the current device, as all of these.
   Status launch(const FusedBuffers& buffers, const Linked& linked, void* stream) const noexcept;
+  /// The first step of launch(): splits, and folds the program. Does not read linked planes.
+  Status prepare(const FusedBuffers& buffers, const Linked& linked, Prepared* prepared,
+                 void* stream) const noexcept;
+  /// The second, after prepare() of the same buffers.
+  Status multiply(const FusedBuffers& buffers, Prepared* prepared, void* stream) const noexcept;
 
  private:
   FusedProblem problem_;
@@ -123,6 +137,7 @@ class FusedPlan final : public Plan {
   /// where an SM has one tile at most, another launch would cost more than it saves, unless batch
   /// norm's operands would be read there (up to 15 us from a cold L2; H200).
   bool folds_ahead() const;
+  int32_t tile_columns() const;
   /// Partials of the tail's reduction, of each column or of each row.
   int64_t partial_count() const;
   Status check(const FusedBuffers& buffers) const noexcept;

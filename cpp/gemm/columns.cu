@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kBlock)
   wait_for_previous_kernels();
   const int64_t column = int64_t(blockIdx.x) * kBlock + threadIdx.x;
   const MomentExchange& exchange = arguments.exchange;
-  if (exchange.arrivals != nullptr && column < exchange.columns) exchange.arrivals[column] = 0;
+  if (column < exchange.clears) exchange.arrivals[column] = 0;
   if (column >= columns) return;
   folded[column] = fold_column(arguments, [&](int operand) {
     const float value = load_column(arguments.program.operands[operand], column);

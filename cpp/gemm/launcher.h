@@ -27,9 +27,9 @@ inline constexpr int kBiasOperand = 2;
 /// Batch norm of the batch within the contraction: the blocks of a column of tiles run at the same
 /// time, exchange their moments and normalise what they hold. See blocks_of_whole_columns().
 struct MomentExchange {
-  uint32_t* arrivals = nullptr;  ///< [columns of tiles], cleared by fold_columns; null: no exchange
-  int32_t columns = 0;
-  uint32_t expected = 0;  ///< arrivals of a column's blocks
+  uint32_t* arrivals = nullptr;  ///< [columns of tiles], zeros; null: no exchange
+  int32_t clears = 0;            ///< of them, those that fold_columns is to clear
+  uint32_t expected = 0;         ///< arrivals of a column's blocks
   BatchNormBuffers batch_norm;
   float lowest = 0.f;  ///< of what is stored
   float highest = 0.f;
@@ -75,7 +75,7 @@ int32_t count_affine_steps(const DeviceProgram& program) noexcept;
 
 /// Writes the multiply-adds of `columns` columns, once for all tiles: in a tile the steps' loads
 /// and fp64 would take 1.6 us of 128 columns and 3.2 of 256 (five operands; H200). A scale that is
-/// not a number marks a column that is not plain, see fold.cuh. Clears the exchange's arrivals.
+/// not a number marks a column that is not plain, see fold.cuh. May clear the exchange's arrivals.
 Status fold_columns(const EpilogueArguments& arguments, int64_t columns, float2* folded,
                     void* stream) noexcept;
 

@@ -54,6 +54,12 @@ __device__ void load_group(const float* row, int64_t stride, int64_t begin, int6
   }
 }
 
+/// By the first block of a launch.
+__device__ __forceinline__ void clear(const Counters& counters) {
+  if (blockIdx.x != 0) return;
+  for (int i = threadIdx.x; i < counters.count; i += blockDim.x) counters.data[i] = 0;
+}
+
 __device__ void store_group(const Planes& planes, int64_t row, int64_t begin, uint4 hi, uint4 lo) {
   const int64_t at = row * planes.leading + begin;
   *reinterpret_cast<uint4*>(planes.hi + at) = hi;
@@ -62,17 +68,20 @@ __device__ void store_group(const Planes& planes, int64_t row, int64_t begin, ui
 
 constexpr int kBlock = 256;
 
-/// kThreads threads convert one row of `first` (the blocks before first_blocks) or of `second`; up
-/// to kGroups groups of it stay in their registers. kGroups == 0: the row is read twice.
+/// kThreads threads convert one row of `first` (the last first_blocks blocks) or of `second`; up to
+/// kGroups groups of it stay in their registers. kGroups == 0: the row is read twice. The first
+/// rows come last: a contraction begins with them while they are in L2.
 template <int kThreads, int kGroups, bool kVector>
 __global__ void __launch_bounds__(kBlock)
     split_rows(const __grid_constant__ Work first, const __grid_constant__ Work second,
-               unsigned first_blocks) {
+               unsigned first_blocks, const Counters counters) {
   wait_for_previous_kernels();
-  const bool is_first = blockIdx.x < first_blocks;
+  clear(counters);
+  const unsigned from_end = gridDim.x - 1 - blockIdx.x;
+  const bool is_first = from_end < first_blocks;
   const Source source = is_first ? first.source : second.source;
   const Planes planes = is_first ? first.planes : second.planes;
-  const unsigned block = is_first ? blockIdx.x : blockIdx.x - first_blocks;
+  const unsigned block = is_first ? from_end : from_end - first_blocks;
   const int64_t row = int64_t(block) * (kBlock / kThreads) + threadIdx.x / kThreads;
   if (row >= source.rows) {
     return;  // whole warps when kThreads is 32; never when the block has one row
@@ -130,7 +139,7 @@ constexpr int kStrip = 32;  // rows of a block of split_columns, and warps that 
 /// For sources whose columns are contiguous (a transposed view): a warp reads 32 rows at one k, so
 /// both reads are coalesced; the planes' rows leave through shared memory in runs of 512 bytes.
 __global__ void __launch_bounds__(kStrip* kStrip)
-    split_columns(const Source source, const Planes planes) {
+    split_columns(const Source source, const Planes planes, const Counters counters) {
   __shared__ uint4 staged[2][kStrip][kStrip + 1];
   __shared__ uint32_t bits[kStrip];
   __shared__ uint32_t nonfinite;
@@ -144,6 +153,7 @@ __global__ void __launch_bounds__(kStrip* kStrip)
   const int64_t stride = source.x.col_stride;
 
   wait_for_previous_kernels();
+  clear(counters);
   if (threadIdx.x < kStrip) bits[threadIdx.x] = 0;
   if (threadIdx.x == 0) nonfinite = 0;
   __syncthreads();
@@ -179,7 +189,8 @@ __global__ void __launch_bounds__(kStrip* kStrip)
 }
 
 template <int kThreads, int kGroups>
-Status launch_rows(const Work& first, const Work* second, bool vector, void* stream) {
+Status launch_rows(const Work& first, const Work* second, bool vector, const Counters& counters,
+                   void* stream) {
   const auto blocks = [](const Work& work) {
     constexpr int64_t kRows = kBlock / kThreads;
     return static_cast<unsigned>((work.source.rows + kRows - 1) / kRows);
@@ -187,17 +198,22 @@ Status launch_rows(const Work& first, const Work* second, bool vector, void* str
   const unsigned first_blocks = blocks(first);
   const dim3 grid(first_blocks + (second != nullptr ? blocks(*second) : 0));
   return launch(vector ? split_rows<kThreads, kGroups, true> : split_rows<kThreads, kGroups, false>,
-                grid, kBlock, 0, stream, first, second != nullptr ? *second : first, first_blocks);
+                grid, kBlock, 0, stream, first, second != nullptr ? *second : first, first_blocks,
+                counters);
 }
 
-Status launch_rows(const Work& first, const Work* second, bool vector, void* stream) {
+Status launch_rows(const Work& first, const Work* second, bool vector, const Counters& counters,
+                   void* stream) {
   const int64_t k = first.source.k;
-  if (k <= 32 * kGroup) return launch_rows<32, 1>(first, second, vector, stream);
-  if (k <= 32 * kGroup * 4) return launch_rows<32, 4>(first, second, vector, stream);
-  if (k <= kBlock * kGroup) return launch_rows<kBlock, 1>(first, second, vector, stream);
-  if (k <= kBlock * kGroup * 2) return launch_rows<kBlock, 2>(first, second, vector, stream);
-  if (k <= kBlock * kGroup * 4) return launch_rows<kBlock, 4>(first, second, vector, stream);
-  return launch_rows<kBlock, 0>(first, second, vector, stream);
+  const auto launch_by = [&](auto kernel) {
+    return kernel(first, second, vector, counters, stream);
+  };
+  if (k <= 32 * kGroup) return launch_by(launch_rows<32, 1>);
+  if (k <= 32 * kGroup * 4) return launch_by(launch_rows<32, 4>);
+  if (k <= kBlock * kGroup) return launch_by(launch_rows<kBlock, 1>);
+  if (k <= kBlock * kGroup * 2) return launch_by(launch_rows<kBlock, 2>);
+  if (k <= kBlock * kGroup * 4) return launch_by(launch_rows<kBlock, 4>);
+  return launch_by(launch_rows<kBlock, 0>);
 }
 
 enum class Reading { kColumns, kRows, kRowVectors };
@@ -212,12 +228,14 @@ Reading reading_of(const Source& source) {
              : Reading::kRows;
 }
 
-Status launch_work(const Work& first, const Work* second, Reading reading, void* stream) {
+Status launch_work(const Work& first, const Work* second, Reading reading, const Counters& counters,
+                   void* stream) {
   if (reading != Reading::kColumns) {
-    return launch_rows(first, second, reading == Reading::kRowVectors, stream);
+    return launch_rows(first, second, reading == Reading::kRowVectors, counters, stream);
   }
   const dim3 grid(static_cast<unsigned>((first.source.rows + kStrip - 1) / kStrip));
-  return launch(split_columns, grid, kStrip * kStrip, 0, stream, first.source, first.planes);
+  return launch(split_columns, grid, kStrip * kStrip, 0, stream, first.source, first.planes,
+                counters);
 }
 
 Work make_work(const SplitJob& job, int64_t k, int32_t count) {
@@ -252,19 +270,21 @@ Status planes_layout(int64_t rows, int64_t k, int32_t count, PlanesLayout* layou
 }
 
 Status split(const SplitJob& first, const SplitJob* second, int64_t k, int32_t count,
-             void* stream) noexcept {
+             const Counters& counters, void* stream) noexcept {
   const Work one = make_work(first, k, count);
   const Reading reading = reading_of(one.source);
   if (second == nullptr) {
-    return launch_work(one, nullptr, reading, stream);
+    return launch_work(one, nullptr, reading, counters, stream);
   }
   const Work two = make_work(*second, k, count);
   const Reading reading_two = reading_of(two.source);
   if (reading == reading_two && reading != Reading::kColumns) {
-    return launch_work(one, &two, reading, stream);
+    return launch_work(one, &two, reading, counters, stream);
   }
-  if (Status status = launch_work(one, nullptr, reading, stream); !status.ok()) return status;
-  return launch_work(two, nullptr, reading_two, stream);
+  if (Status status = launch_work(one, nullptr, reading, counters, stream); !status.ok()) {
+    return status;
+  }
+  return launch_work(two, nullptr, reading_two, {}, stream);
 }
 
 Status split(const ConstMatrix& x, int64_t rows, int64_t k, int32_t count, void* planes,
@@ -279,7 +299,7 @@ Status split(const ConstMatrix& x, int64_t rows, int64_t k, int32_t count, void*
                 static_cast<long long>(rows));
   CurrentDevice current;
   if (Status status = current.enter(device.index); !status.ok()) return status;
-  return split(SplitJob{x, rows, planes, words}, nullptr, k, count, stream);
+  return split(SplitJob{x, rows, planes, words}, nullptr, k, count, {}, stream);
 }
 
 }  // namespace cutfuse

@@ -20,9 +20,16 @@ struct SplitJob {
   int32_t* words = nullptr;
 };
 
+/// Counters of a later kernel that a launch sets to zero beside its own work: a launch for them
+/// alone would cost the host 2 us.
+struct Counters {
+  uint32_t* data = nullptr;
+  int32_t count = 0;
+};
+
 /// Splits `first` and, unless it is null, `second`, both with k columns, into `count` planes on the
-/// current device: in one launch where one kernel suits both.
+/// current device: in one launch where one kernel suits both. Clears `counters`.
 Status split(const SplitJob& first, const SplitJob* second, int64_t k, int32_t count,
-             void* stream) noexcept;
+             const Counters& counters, void* stream) noexcept;
 
 }  // namespace cutfuse

@@ -100,6 +100,16 @@ def test_affine_steps_are_folded_once_for_many_tiles(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_launch_that_runs_anyway_clears_the_counts_of_blocks(kind: Kind) -> None:
+    bias = encode((pcf.add(torch.zeros(1)),))
+    stages = plan(2048, 1024, 1024, kind, "batch_norm_train", program=bias).describe()
+    splits = kind[0] is torch.float32
+    (clears,) = [line for line in stages.splitlines() if "clear the counts" in line]
+    assert clears.startswith("split" if splits else "fold")
+    assert ("fold" in stages) != splits  # of one tile an SM, nothing else is folded ahead
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_blocks_exchange_moments_where_columns_of_tiles_fit_a_wave(kind: Kind) -> None:
     def exchanges(m: int, n: int, after: tuple[pcf.Step, ...] = ()) -> bool:
         found = plan(m, n, 1024, kind, "batch_norm_train", after=encode(after))
