@@ -241,6 +241,7 @@ Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcep
   }
   std::unique_ptr<shift::Params> params(new (std::nothrow) shift::Params);
   CUTFUSE_CHECK(params != nullptr, Code::kOutOfMemory, "no host memory for the launch");
+  params->x_is_complete = !problem_.packed_weight || problem_.tail != Tail::kNone;
   const void* packed = problem_.packed_weight ? buffers.packed : buffers.workspace;
   const PackedWeight weight{packed, at<const int32_t>(packed, tile_bytes_)};
   if (Status status = bind(problem_, policy_, layout_, buffers, weight, params.get());

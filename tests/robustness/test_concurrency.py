@@ -111,6 +111,26 @@ def test_a_side_stream_is_used(cuda: torch.device, fused: None) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("tier", ["tf32", "ieee"])
+def test_a_convolution_begins_after_what_wrote_x(
+    tier: str, cuda: torch.device, fused: None
+) -> None:
+    """Its kernel reads x while the weight is still packed, but no sooner than x is written."""
+    x = torch.zeros(64, 8, 128, 128, device=cuda)
+    weight = generate("rand", (64, 8, 3, 3), seed=3, device=cuda)
+    sums = weight.sum((1, 2, 3)).view(1, 64, 1, 1)
+    results = []
+    with pcf.precision(tier):
+        for value in range(1, 5):
+            torch.cuda._sleep(5_000_000)
+            x.fill_(float(value))
+            results.append(pcf.ops.conv2d(x, weight))
+    for value, result in enumerate(results, 1):
+        expected = (value * sums).expand_as(result)
+        torch.testing.assert_close(result, expected, rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("training", [True, False])
 def test_capture_and_replay(training: bool, cuda: torch.device, fused: None) -> None:
     layer = pcf.nn.LinearScaleBatchNorm1d(96, 64, (64,), device=cuda).train(training)

@@ -84,6 +84,9 @@ struct Params {
   int32_t walk = 1;  // tiles that a block takes one after the other
   Turns turns = Turns::kNone;
 
+  /// A kernel before this one has waited for those before it: x is complete, and only what is
+  /// prepared need be waited for.
+  bool x_is_complete = false;
   const void* x = nullptr;
   int64_t x_image = 0, x_channel = 0, x_row = 0, x_column = 0;
   uint32_t channel_bytes = 0, row_bytes = 0, column_bytes = 0;  // the same strides

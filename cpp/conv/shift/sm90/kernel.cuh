@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kConsumers + producers(kN, kPlanes), 1)
   prepare_control(params, shared, kProducers / 32);
   cutlass::arch::fence_view_async_shared();
   __syncthreads();
-  wait_for_previous_kernels();
+  if (threadIdx.x < kConsumers || !params.x_is_complete) wait_for_previous_kernels();
   if (threadIdx.x >= kConsumers) {
     cutlass::arch::warpgroup_reg_dealloc<Registers<kN, kPlanes>::kProducer>();
     Producer<kPlanes, kProducers, kRole != Role::kStore>(params, shared).run();
