@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pycutfuse import _loader, support
-from pycutfuse.ops import _frozen, _launch
+from pycutfuse.ops import _frozen, _launch, _workspace
 from pycutfuse.program import MAX_STEPS, OPS
 from pycutfuse.reference import apply_program
 
@@ -182,5 +182,6 @@ def install(patch: pytest.MonkeyPatch) -> Binding:
     patch.setattr(support, "device_props", lambda index: SimpleNamespace(index=index))
     for module in (_frozen, _launch):
         patch.setattr(module, "raw_stream", lambda index: 77)
+    patch.setattr(_workspace, "_current_device", lambda: -1)  # of host tensors; a GPU's is 0
     _launch.clear_caches()
     return binding

@@ -19,7 +19,6 @@ _guards: Any = torch._C._dynamo.guards
 @pytest.fixture
 def binding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Binding]:
     """The simulated binding behind the modules: host tensors are launched."""
-    monkeypatch.setattr(_workspace, "_current_device", lambda: -1)  # of host tensors
     monkeypatch.setattr(_linear, "_forward_op", _linear._forward_cuda)
     _workspace.blank_of.cache_clear()
     yield install(monkeypatch)
