@@ -22,7 +22,10 @@ bool is_bounded(const Program& program) {
 class TwoPlans final : public ChainPlan {
  public:
   int64_t workspace_bytes() const noexcept override { return arena_.size(); }
-  std::string describe() const override { return first_->describe() + "\n" + second_->describe(); }
+  std::string describe() const override {
+    return second_->describe_preparation() + first_->describe() + "\n" +
+           second_->describe_product();
+  }
 
   Status make(const ChainProblem& problem, const DeviceProps& device) {
     const bool wide = problem.first.gemm.dtype == DType::kFloat32;

@@ -6,11 +6,11 @@
 
 namespace cutfuse::fused {
 
-std::string FusedPlan::describe() const {
-  if (empty()) {
-    return "nothing to do: the output is empty";
-  }
+std::string FusedPlan::describe() const { return describe_preparation() + describe_product(); }
+
+std::string FusedPlan::describe_preparation() const {
   std::string text;
+  if (empty()) return text;
   const std::string clears =
       exchanging_blocks_ != 0 ? ", clear the counts of blocks that have arrived" : "";
   if (planes() > 0 && !links_.reads_images) {
@@ -27,7 +27,12 @@ std::string FusedPlan::describe() const {
     text += "fold the program's leading per-channel affine steps";
     text += (splits_x() ? "" : clears) + "\n";
   }
-  text += "gemm " + to_string(problem_.gemm);
+  return text;
+}
+
+std::string FusedPlan::describe_product() const {
+  if (empty()) return "nothing to do: the output is empty";
+  std::string text = "gemm " + to_string(problem_.gemm);
   if (skinny()) {
     text += ", few rows: summed in fp32 without tensor cores";
   } else if (planes() == 2) {

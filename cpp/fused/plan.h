@@ -98,6 +98,9 @@ class FusedPlan final : public Plan {
   const DeviceProps& device() const noexcept override { return device_; }
   int64_t workspace_bytes() const noexcept override { return arena_.size(); }
   std::string describe() const override;
+  /// Its two parts: what prepare() launches, with line ends, and multiply().
+  std::string describe_preparation() const;
+  std::string describe_product() const;
 
   Status lay_out();
   /// On the current device, as all of these.
