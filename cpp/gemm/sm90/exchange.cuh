@@ -38,9 +38,7 @@ struct MergedMoments {
 
 /// Threads that merge a column's partials together, neighbours.
 template <int kTileN>
-inline constexpr int kMergers = kTileN <= 64    ? 4
-                                : kTileN <= 128 ? 2
-                                                : 1;
+inline constexpr int kMergers = kConsumers / kTileN;
 
 /// Moments of all rows of `column`, to each of its mergers: sums of the partials' distances from
 /// the first one, in fp64. Partials of 1024 rows are in flight at once: with a round trip to L2 for
@@ -96,7 +94,7 @@ CUTLASS_DEVICE void normalise_together(float (&v)[AccumulatorCoordinates<kTileN>
   };
   static_assert(sizeof(Terms) <= kConsumers / 32 * sizeof(WarpStorage<kTileN>));
   constexpr int kThreads = kMergers<kTileN>;
-  static_assert(kThreads * kTileN <= kConsumers && kTileN % 32 == 0);  // whole warps merge
+  static_assert((kThreads & (kThreads - 1)) == 0 && kTileN % 32 == 0);  // whole warps merge
   auto& terms = *reinterpret_cast<Terms*>(warps);
   const MomentExchange& exchange = arguments.exchange;
   const BatchNormBuffers& bn = exchange.batch_norm;
