@@ -89,16 +89,14 @@ Status FusedPlan::lay_out() {
 }
 
 Status FusedPlan::split_operands(const FusedBuffers& buffers, void* stream) const noexcept {
-  Counters arrivals;
-  if (exchanging_blocks_ != 0) {
-    arrivals = {at<uint32_t>(buffers.workspace, arrivals_), tile_columns()};
-  }
   const auto [m, n, k, precision, dtype] = problem_.gemm;
   void* workspace = buffers.workspace;
   const SplitJob x{buffers.x, m, at<void>(workspace, x_planes_), at<int32_t>(workspace, x_words_)};
   const SplitJob weight{buffers.weight, n, at<void>(workspace, weight_planes_),
                         at<int32_t>(workspace, weight_words_)};
   if (splits_x()) {
+    Counters arrivals;
+    if (exchanging_blocks_ != 0) arrivals = {at<uint32_t>(workspace, arrivals_), tile_columns()};
     return split(x, problem_.weight_planes ? nullptr : &weight, k, planes(), arrivals, stream);
   }
   return problem_.weight_planes ? Status{} : split(weight, nullptr, k, planes(), {}, stream);

@@ -68,20 +68,18 @@ __device__ void store_group(const Planes& planes, int64_t row, int64_t begin, ui
 
 constexpr int kBlock = 256;
 
-/// kThreads threads convert one row of `first` (the last first_blocks blocks) or of `second`; up to
-/// kGroups groups of it stay in their registers. kGroups == 0: the row is read twice. The first
-/// rows come last: a contraction begins with them while they are in L2.
+/// kThreads threads convert one row of `first` (the blocks before first_blocks) or of `second`; up
+/// to kGroups groups of it stay in their registers. kGroups == 0: the row is read twice.
 template <int kThreads, int kGroups, bool kVector>
 __global__ void __launch_bounds__(kBlock)
     split_rows(const __grid_constant__ Work first, const __grid_constant__ Work second,
                unsigned first_blocks, const Counters counters) {
   wait_for_previous_kernels();
   clear(counters);
-  const unsigned from_end = gridDim.x - 1 - blockIdx.x;
-  const bool is_first = from_end < first_blocks;
+  const bool is_first = blockIdx.x < first_blocks;
   const Source source = is_first ? first.source : second.source;
   const Planes planes = is_first ? first.planes : second.planes;
-  const unsigned block = is_first ? from_end : from_end - first_blocks;
+  const unsigned block = is_first ? blockIdx.x : blockIdx.x - first_blocks;
   const int64_t row = int64_t(block) * (kBlock / kThreads) + threadIdx.x / kThreads;
   if (row >= source.rows) {
     return;  // whole warps when kThreads is 32; never when the block has one row
