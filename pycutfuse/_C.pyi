@@ -62,6 +62,7 @@ class GemmPolicy:
     arch: int  # 90: wgmma and TMA, 80: mma.sync and cp.async, 0 in a plan: no tensor cores
     element: int  # DType of what is multiplied: 1 float16 (planes or tensors), 2 bfloat16
     source: int  # of A: 0 a matrix, 1 images, within a ConvPolicy
+    trailing_blocks: int  # that split the last rows while the first tiles are multiplied
     def __init__(
         self,
         tile_m: int,
@@ -74,6 +75,7 @@ class GemmPolicy:
         arch: int = 90,
         element: int = 1,
         source: int = 0,
+        trailing_blocks: int = 0,
     ) -> None: ...
     def __eq__(self, other: object) -> bool: ...
     def __repr__(self) -> str: ...

@@ -9,7 +9,7 @@ namespace {
 
 GemmPolicy make_policy(int32_t tile_m, int32_t tile_n, int32_t cluster_m, int32_t promote_k,
                        int32_t raster, int32_t swizzle, int32_t split_k, int32_t arch,
-                       int32_t element, int32_t source) {
+                       int32_t element, int32_t source, int32_t trailing_blocks) {
   GemmPolicy policy;
   policy.tile_m = tile_m;
   policy.tile_n = tile_n;
@@ -21,6 +21,7 @@ GemmPolicy make_policy(int32_t tile_m, int32_t tile_n, int32_t cluster_m, int32_
   policy.arch = arch;
   policy.element = static_cast<DType>(element);
   policy.source = static_cast<Source>(source);
+  policy.trailing_blocks = trailing_blocks;
   return policy;
 }
 
@@ -51,7 +52,7 @@ void add_gemm(py::module_& module) {
   py::class_<GemmPolicy>(module, "GemmPolicy")
       .def(py::init(&make_policy), "tile_m"_a, "tile_n"_a, "cluster_m"_a = 1, "promote_k"_a = 64,
            "raster"_a = 0, "swizzle"_a = 1, "split_k"_a = 1, "arch"_a = 90, "element"_a = 1,
-           "source"_a = 0)
+           "source"_a = 0, "trailing_blocks"_a = 0)
       .def_readwrite("tile_m", &GemmPolicy::tile_m)
       .def_readwrite("tile_n", &GemmPolicy::tile_n)
       .def_readwrite("cluster_m", &GemmPolicy::cluster_m)
@@ -62,6 +63,7 @@ void add_gemm(py::module_& module) {
       .def_readwrite("swizzle", &GemmPolicy::swizzle)
       .def_readwrite("split_k", &GemmPolicy::split_k)
       .def_readwrite("arch", &GemmPolicy::arch)
+      .def_readwrite("trailing_blocks", &GemmPolicy::trailing_blocks)
       .def_property(
           "element", [](const GemmPolicy& policy) { return static_cast<int32_t>(policy.element); },
           [](GemmPolicy& policy, int32_t element) { policy.element = static_cast<DType>(element); })

@@ -150,8 +150,8 @@ Status FusedPlan::bind(const FusedBuffers& buffers, const Linked& linked, gemm::
         exchanging_blocks_ <= gemm_->resident_blocks()) {
       call->blocks = exchanging_blocks_;
       gemm::MomentExchange& exchange = epilogue.exchange;
-      exchange.arrivals = at<uint32_t>(workspace, arrivals_);
-      exchange.clears = splits_x() ? 0 : tile_columns();
+      exchange.arrivals = at<uint32_t>(workspace, counts_);
+      exchange.clears = splits_x() ? 0 : exchange_counts();
       exchange.expected = static_cast<uint32_t>(gemm::padded_tile_rows(problem_.gemm, policy_));
       exchange.batch_norm = buffers.batch_norm;
       has_bounds_only(problem_.after, &exchange.lowest, &exchange.highest);

@@ -20,12 +20,20 @@ std::string FusedPlan::describe_preparation() const {
     if (!problem_.weight_planes) what += what.empty() ? "weight" : " and weight";
     if (!what.empty()) text += "split " + what + into;
     if (problem_.weight_planes) text += " (the frozen weight has its planes)";
+    if (trailing_.tiles != 0) {
+      text += ", of " + std::string(trailing_.of_x ? "x" : "weight") + " the first " +
+              std::to_string(trailing_.first_row) + " rows";
+    }
     if (splits_x()) text += clears;
     if (!text.empty()) text += "\n";
   }
   if (folds_ahead()) {
     text += "fold the program's leading per-channel affine steps";
     text += (splits_x() ? "" : clears) + "\n";
+  }
+  if (trailing_.tiles != 0) {
+    text += "split the other rows on " + std::to_string(policy_.trailing_blocks) +
+            " SMs of their own, while those are multiplied\n";
   }
   return text;
 }

@@ -16,8 +16,8 @@ namespace {
 // Microseconds and bytes or operations per microsecond, measured on an H200 over log-uniform sizes
 // of 1 ... 16384 with bias and gelu, by graph replay. PyTorch's figures are its best ones, so that
 // a problem is taken only where it is faster against those.
-constexpr double kBandwidth = 3.4e6;
-constexpr double kLaunch = 2.5;  // of one more kernel in a graph
+using fused::kBandwidth;
+using fused::kLaunch;
 
 double ceil_div(double a, double b) {
   return static_cast<double>((int64_t(a) + int64_t(b) - 1) / int64_t(b));
@@ -42,6 +42,12 @@ double skinnys(const FusedProblem& problem, const DeviceProps& device) {
                                              : 1.7;
   return 6.0 + copying(problem.gemm) + std::max(bytes / 3.4e6, step * steps) +
          out * (8.0 * parts + double(size_of(dtype))) / kBandwidth;
+}
+
+/// Of merging statistics and normalising.
+double passes_of_batch_norm(const GemmProblem& problem) {
+  const double bytes = double(problem.m) * double(problem.n) * double(size_of(problem.dtype));
+  return 2 * kLaunch + 2.0 * bytes / kBandwidth;
 }
 
 double torchs(const FusedProblem& problem) {
@@ -81,6 +87,23 @@ double torchs(const FusedProblem& problem) {
 
 }  // namespace
 
+double fused::exchange_gain(const FusedProblem& problem, const GemmPolicy& policy,
+                            const DeviceProps& device) {
+  const auto [m, n, k, precision, dtype] = problem.gemm;
+  const double tiles = ceil_div(double(m), policy.tile_m) * ceil_div(double(n), policy.tile_n);
+  return passes_of_batch_norm(problem.gemm) - kLaunch - 2.5 * ceil_div(tiles, device.sm_count);
+}
+
+double fused::contraction_time(const GemmProblem& problem, const GemmPolicy& policy) {
+  // Tiles of 64 columns were not fitted: ResNet-50's three in bf16 took 0.65 to 0.70 of the sum.
+  const double k_tile = plane_count(problem) == 2
+                            ? (policy.promote_k == 16 ? 1.9 : 1.1 * policy.tile_n / 128.0)
+                        : policy.tile_n == 256 ? 0.62
+                        : policy.tile_n == 64  ? 0.3
+                                               : 0.42;
+  return ceil_div(ceil_div(double(problem.k), 64.0), policy.split_k) * k_tile;
+}
+
 double fused::expected(const FusedProblem& problem, const Links& links, const DeviceProps& device) {
   const GemmPolicy policy = fused::select_policy(problem, links, device);
   if (policy.arch == kSkinny) return skinnys(problem, device);
@@ -93,11 +116,6 @@ double fused::expected(const FusedProblem& problem, const Links& links, const De
     time += kLaunch + split * (4.0 + 2.0 * planes) / kBandwidth;
   }
   const bool large = policy.tile_n == 256;
-  // Tiles of 64 columns were not fitted: ResNet-50's three in bf16 took 0.65 to 0.70 of the sum.
-  const double k_tile = planes == 2 ? (policy.promote_k == 16 ? 1.9 : 1.1 * policy.tile_n / 128.0)
-                        : large     ? 0.62
-                        : policy.tile_n == 64 ? 0.3
-                                              : 0.42;
   // The result leaves by the copy engine only if its rows are 16 bytes apart, or multiples of that.
   double epilogue = n * size_of(dtype) % 16 == 0 ? 2.5 : n % 2 == 0 ? 5.0 : 10.0;
   for (int32_t i = 0; i < problem.program.count; ++i) {
@@ -112,13 +130,13 @@ double fused::expected(const FusedProblem& problem, const Links& links, const De
   }
   const double tiles = ceil_div(double(m), policy.tile_m) * ceil_div(double(n), policy.tile_n);
   const double waves = ceil_div(tiles * policy.split_k, device.sm_count);
-  time += waves * (ceil_div(ceil_div(double(k), 64.0), policy.split_k) * k_tile + epilogue);
+  time += waves * (fused::contraction_time(problem.gemm, policy) + epilogue);
+  if (policy.trailing_blocks != 0) time -= fused::trailing_gain(problem, policy, device);
   const double out = double(m) * double(n);
   if (policy.split_k > 1) time += kLaunch + out * 4.0 * (policy.split_k + 1) / kBandwidth;
+  if (problem.tail == Tail::kBatchNormTrain) time += passes_of_batch_norm(problem.gemm);
   if (fused::exchanging_blocks(problem, policy, device) != 0) {
-    time += kLaunch + 5.0 * waves;
-  } else if (problem.tail == Tail::kBatchNormTrain) {
-    time += 2 * kLaunch + 2.0 * out * double(size_of(dtype)) / kBandwidth;
+    time -= fused::exchange_gain(problem, policy, device);
   }
   if (problem.tail == Tail::kLogSumExp) time += kLaunch;
   return time;

@@ -13,7 +13,7 @@
 #include "program/row_limits.h"
 #include "row_reduce/kernels.h"
 #include "skinny/multiply.h"
-#include "split/split.h"
+#include "split/trailing.h"
 
 namespace cutfuse {
 namespace fused {
@@ -74,9 +74,7 @@ Status FusedPlan::lay_out() {
            arena_.add(bytes, &slices_);
   }
   if (folds_ahead()) fits = fits && arena_.add(n * int64_t(sizeof(float2)), &folded_);
-  if (exchanging_blocks_ != 0) {
-    fits = fits && arena_.add(tile_columns() * int64_t(sizeof(uint32_t)), &arrivals_);
-  }
+  if (counts() > 0) fits = fits && arena_.add(counts() * int64_t(sizeof(uint32_t)), &counts_);
   if (!fits) {
     return error(Code::kInvalidValue, "the workspace of %s needs more than 2^63 bytes",
                  to_string(problem_.gemm).c_str());
@@ -88,18 +86,45 @@ Status FusedPlan::lay_out() {
   return {};
 }
 
-Status FusedPlan::split_operands(const FusedBuffers& buffers, void* stream) const noexcept {
-  const auto [m, n, k, precision, dtype] = problem_.gemm;
-  void* workspace = buffers.workspace;
-  const SplitJob x{buffers.x, m, at<void>(workspace, x_planes_), at<int32_t>(workspace, x_words_)};
-  const SplitJob weight{buffers.weight, n, at<void>(workspace, weight_planes_),
-                        at<int32_t>(workspace, weight_words_)};
+SplitJob FusedPlan::x_job(const FusedBuffers& buffers) const {
+  return {buffers.x, problem_.gemm.m, at<void>(buffers.workspace, x_planes_),
+          at<int32_t>(buffers.workspace, x_words_)};
+}
+
+SplitJob FusedPlan::weight_job(const FusedBuffers& buffers) const {
+  return {buffers.weight, problem_.gemm.n, at<void>(buffers.workspace, weight_planes_),
+          at<int32_t>(buffers.workspace, weight_words_)};
+}
+
+bool FusedPlan::trails(const FusedBuffers& buffers) const {
+  return policy_.trailing_blocks != 0 &&
+         can_trail(trailing_.of_x ? buffers.x : buffers.weight, problem_.gemm.k);
+}
+
+Status FusedPlan::split_operands(const FusedBuffers& buffers, bool trails,
+                                 void* stream) const noexcept {
+  const int64_t k = problem_.gemm.k;
+  SplitJob x = x_job(buffers);
+  SplitJob weight = weight_job(buffers);
+  if (trails) (trailing_.of_x ? x : weight).first_rows = trailing_.first_row;
   if (splits_x()) {
-    Counters arrivals;
-    if (exchanging_blocks_ != 0) arrivals = {at<uint32_t>(workspace, arrivals_), tile_columns()};
-    return split(x, problem_.weight_planes ? nullptr : &weight, k, planes(), arrivals, stream);
+    Counters zeros;
+    if (counts() > 0) zeros = {at<uint32_t>(buffers.workspace, counts_), counts()};
+    return split(x, problem_.weight_planes ? nullptr : &weight, k, planes(), zeros, stream);
   }
   return problem_.weight_planes ? Status{} : split(weight, nullptr, k, planes(), {}, stream);
+}
+
+Status FusedPlan::split_last_rows(const FusedBuffers& buffers, gemm::GemmCall* call,
+                                  void* stream) const noexcept {
+  const SplitJob job = trailing_.of_x ? x_job(buffers) : weight_job(buffers);
+  auto* arrived = at<uint32_t>(buffers.workspace, counts_) + exchange_counts();
+  call->follows_fold = false;  // but this
+  call->arriving = {arrived, trailing_.of_x, static_cast<int32_t>(job.rows),
+                    static_cast<int32_t>(trailing_.first_row / trailing_.tile_rows)};
+  return split_trailing(job, problem_.gemm.k, planes(),
+                        {static_cast<int32_t>(trailing_.first_row), trailing_.tile_rows, arrived},
+                        policy_.trailing_blocks, stream);
 }
 
 Status FusedPlan::launch(const FusedBuffers& buffers, const Linked& linked,
@@ -119,8 +144,9 @@ Status FusedPlan::prepare(const FusedBuffers& buffers, const Linked& linked, Pre
   if (Status status = bind(buffers, linked, &call, &prepared->after); !status.ok()) {
     return status;
   }
+  const bool trails = this->trails(buffers);
   if (planes() > 0) {
-    if (Status status = split_operands(buffers, stream); !status.ok()) return status;
+    if (Status status = split_operands(buffers, trails, stream); !status.ok()) return status;
   }
   gemm::EpilogueArguments& epilogue = call.epilogue;
   if (folds_ahead() && (epilogue.affine_steps > 0 || epilogue.exchange.clears > 0)) {
@@ -132,7 +158,7 @@ Status FusedPlan::prepare(const FusedBuffers& buffers, const Linked& linked, Pre
     epilogue.folded = folded;
     call.follows_fold = true;
   }
-  return {};
+  return trails ? split_last_rows(buffers, &call, stream) : Status{};
 }
 
 Status FusedPlan::multiply(const FusedBuffers& buffers, Prepared* prepared,
@@ -183,7 +209,7 @@ Status make(const FusedProblem& problem, const DeviceProps& device, const GemmPo
     canonical.program = canonicalise(problem.program);
     canonical.after = canonicalise(problem.after);
     const GemmPolicy policy = forced != nullptr ? *forced : select_policy(canonical, links, device);
-    if (Status status = check(canonical, policy, links); !status.ok()) return status;
+    if (Status status = check(canonical, policy, links, device); !status.ok()) return status;
     auto made = std::make_unique<FusedPlan>(canonical, device, policy, links);
     if (Status status = made->lay_out(); !status.ok()) return status;
     *plan = std::move(made);

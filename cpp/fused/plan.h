@@ -9,6 +9,7 @@
 #include "cutfuse/fused.h"
 #include "cutfuse/split.h"
 #include "gemm/launcher.h"
+#include "split/split.h"
 
 namespace cutfuse::fused {
 
@@ -66,12 +67,37 @@ bool may_split_k(const FusedProblem& problem, const Links& links) noexcept;
 bool has_bounds_only(const Program& program, float* lowest, float* highest) noexcept;
 
 /// Blocks of a contraction that also normalises by the batch's statistics, or 0: batch norm is a
-/// pass of its own, as it is where more than bounds follow.
+/// pass of its own, as it is where more than bounds follow or rows are split meanwhile: blocks that
+/// wait for each other begin when the kernel before them has ended.
 int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
                           const DeviceProps& device) noexcept;
 
+/// Rows that a policy's trailing blocks split while those before are multiplied: of x or of the
+/// weight, from first_row on.
+struct TrailingPart {
+  bool of_x = false;
+  int64_t first_row = 0;
+  int32_t tile_rows = 0;
+  int32_t tiles = 0;  ///< of all rows
+};
+TrailingPart trailing_part(const FusedProblem& problem, const GemmPolicy& policy,
+                           const DeviceProps& device) noexcept;
+
+/// Microseconds that this takes off a call.
+double trailing_gain(const FusedProblem& problem, const GemmPolicy& policy,
+                     const DeviceProps& device) noexcept;
+
+/// Trailing blocks that take nothing from the contraction and are worth a launch, or 0.
+int32_t select_trailing_blocks(const FusedProblem& problem, const Links& links,
+                               const GemmPolicy& policy, const DeviceProps& device) noexcept;
+
+/// The part of check() that is about them.
+Status check_trailing(const FusedProblem& problem, const GemmPolicy& policy, const Links& links,
+                      const DeviceProps& device);
+
 /// kNotSupported or kInvalidValue unless `policy` is compiled and runs the problem.
-Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links& links);
+Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links& links,
+             const DeviceProps& device);
 
 /// The policy of a plan for which none is forced.
 GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
@@ -91,7 +117,9 @@ class FusedPlan final : public Plan {
         device_(device),
         policy_(policy),
         links_(links),
-        exchanging_blocks_(exchanging_blocks(problem, policy, device)) {}
+        exchanging_blocks_(exchanging_blocks(problem, policy, device)),
+        trailing_(policy.trailing_blocks != 0 ? trailing_part(problem, policy, device)
+                                              : TrailingPart{}) {}
 
   const FusedProblem& problem() const noexcept override { return problem_; }
   const GemmPolicy& policy() const noexcept override { return policy_; }
@@ -117,9 +145,10 @@ class FusedPlan final : public Plan {
   GemmPolicy policy_;
   Links links_;
   int32_t exchanging_blocks_;
+  TrailingPart trailing_;
   Arena arena_;
   int64_t x_planes_ = 0, x_words_ = 0, weight_planes_ = 0, weight_words_ = 0, partials_ = 0;
-  int64_t slices_ = 0, folded_ = 0, arrivals_ = 0;
+  int64_t slices_ = 0, folded_ = 0, counts_ = 0;
   std::unique_ptr<gemm::Launcher> gemm_;
 
   /// Whether no tensor cores are used: few rows, summed in fp32 as they are.
@@ -141,10 +170,21 @@ class FusedPlan final : public Plan {
   /// norm's operands would be read there (up to 15 us from a cold L2; H200).
   bool folds_ahead() const;
   int32_t tile_columns() const;
+  /// Counts of a call, which begin at zero: blocks of each column of tiles that have arrived where
+  /// they exchange moments, then rows of each tile that have been split where some trail.
+  int32_t exchange_counts() const { return exchanging_blocks_ != 0 ? tile_columns() : 0; }
+  int32_t counts() const { return exchange_counts() + trailing_.tiles; }
+  bool trails(const FusedBuffers& buffers) const;
   /// Partials of the tail's reduction, of each column or of each row.
   int64_t partial_count() const;
   Status check(const FusedBuffers& buffers) const noexcept;
-  Status split_operands(const FusedBuffers& buffers, void* stream) const noexcept;
+  /// The two operands as split() and split_trailing() take them.
+  SplitJob x_job(const FusedBuffers& buffers) const;
+  SplitJob weight_job(const FusedBuffers& buffers) const;
+  Status split_operands(const FusedBuffers& buffers, bool trails, void* stream) const noexcept;
+  /// What split_operands() leaves to do.
+  Status split_last_rows(const FusedBuffers& buffers, gemm::GemmCall* call,
+                         void* stream) const noexcept;
   Status bind(const FusedBuffers& buffers, const Linked& linked, gemm::GemmCall* call,
               DeviceProgram* after) const noexcept;
   Status bind_programs(const FusedBuffers& buffers, gemm::EpilogueArguments* epilogue,

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/status.h"
+#include "fused/estimate.h"
 #include "fused/plan.h"
 #include "skinny/multiply.h"
 
@@ -44,8 +45,8 @@ bool has_bounds_only(const Program& program, float* lowest, float* highest) noex
 int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
                           const DeviceProps& device) noexcept {
   float lowest, highest;
-  const bool fits =
-      problem.tail == Tail::kBatchNormTrain && has_bounds_only(problem.after, &lowest, &highest);
+  const bool fits = problem.tail == Tail::kBatchNormTrain && policy.trailing_blocks == 0 &&
+                    has_bounds_only(problem.after, &lowest, &highest);
   return fits ? gemm::blocks_of_whole_columns(problem.gemm, policy, device) : 0;
 }
 
@@ -64,10 +65,14 @@ GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
   GemmPolicy by_columns = policy;
   by_columns.raster = Raster::kAlongM;
   by_columns.swizzle = 1;
-  return exchanging_blocks(problem, by_columns, device) != 0 ? by_columns : policy;
+  policy.trailing_blocks = select_trailing_blocks(problem, links, policy, device);
+  if (exchanging_blocks(problem, by_columns, device) == 0) return policy;
+  const double gain = policy.trailing_blocks != 0 ? trailing_gain(problem, policy, device) : 0.0;
+  return gain > exchange_gain(problem, by_columns, device) ? policy : by_columns;
 }
 
-Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links& links) {
+Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links& links,
+             const DeviceProps& device) {
   const bool skinny = policy.arch == kSkinny;
   CUTFUSE_CHECK(policy.split_k >= 1 && (!skinny || !links.reads_planes), Code::kNotSupported,
                 "%s: split_k must be at least 1, and planes be multiplied by tensor cores",
@@ -85,7 +90,7 @@ Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links&
   CUTFUSE_CHECK(!pads_partials(problem, policy), Code::kNotSupported,
                 "%s groups %lld columns with empty tiles, for which logsumexp has no partials",
                 to_string(policy).c_str(), static_cast<long long>(problem.gemm.n));
-  return {};
+  return check_trailing(problem, policy, links, device);
 }
 
 }  // namespace cutfuse::fused

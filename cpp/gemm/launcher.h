@@ -82,6 +82,14 @@ Status fold_columns(const EpilogueArguments& arguments, int64_t columns, float2*
 /// Exponent of planes that hold a bounded result, |v| <= 1, whatever the row.
 inline constexpr int32_t kBoundedExponent = 14;
 
+/// Rows of one operand that another kernel is still splitting; see split/trailing.h.
+struct ArrivingRows {
+  uint32_t* arrived = nullptr;  ///< [tiles]: how many rows of each; null: all are there
+  bool of_a = false;
+  int32_t rows = 0;
+  int32_t first_tile = 0;  ///< before which all rows are there
+};
+
 /// One launch: planes as split() writes them, or tensors with K contiguous.
 struct GemmCall {
   const void* a_planes = nullptr;
@@ -92,10 +100,17 @@ struct GemmCall {
   /// fold_columns() was launched just before: it begins where the kernels before it have ended, so
   /// that A and B are complete and the epilogue alone need wait for it.
   bool follows_fold = false;
+  /// split_trailing() was launched just before: it too begins where the kernels before it have
+  /// ended, and waiting for its end would be waiting for all rows.
+  ArrivingRows arriving;
 };
 
 /// Tiles along M that a launch has: whole clusters.
 int64_t padded_tile_rows(const GemmProblem& problem, const GemmPolicy& policy) noexcept;
+
+/// Blocks of a launch, each of which takes every so many-th tile: no more than the waves need.
+int32_t persistent_blocks(const GemmProblem& problem, const GemmPolicy& policy,
+                          const DeviceProps& device) noexcept;
 
 /// Blocks of a launch in which every column of tiles is in one wave, so that its blocks may wait
 /// for each other; 0 where this would take more waves or the kernel cannot.

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "split/planes.h"
+
 namespace cutfuse::planes {
 
 inline constexpr int kGroup = 8;  // elements that one thread converts: 16 bytes of each plane
@@ -27,6 +29,36 @@ struct Magnitude {
   }
 };
 
+/// The larger magnitude, NaN where either is. One instruction in a kernel.
+__device__ __forceinline__ float larger_magnitude(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(fabsf(a)), "f"(fabsf(b)));
+  return result;
+#else
+  return fabsf(a) > fabsf(b) || a != a ? fabsf(a) : fabsf(b);
+#endif
+}
+
+/// Of a thread's values.
+template <int kPieces, int kPiece>
+__device__ __forceinline__ Magnitude magnitude_of(const float (&x)[kPieces][kPiece]) {
+  float largest = 0.f;
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) largest = larger_magnitude(x[p][i], largest);
+  }
+  if (largest < INFINITY) return {__float_as_uint(largest), false};
+  Magnitude finite;
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) finite.add(x[p][i]);
+  }
+  return finite;
+}
+
 /// The exponent e that puts 2^e * value in [2^14, 2^15); 0 for zero. Denormals count by their
 /// leading bit, so -113 <= e <= 163.
 __device__ __forceinline__ int scale_exponent(uint32_t bits) {
@@ -40,27 +72,62 @@ __device__ __forceinline__ int scale_exponent(uint32_t bits) {
 
 __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((127 + e) << 23); }
 
-/// Converts eight values with the row's exponent; non-finite ones become zero.
-__device__ __forceinline__ void convert(const float (&x)[kGroup], int exponent, uint4& hi,
-                                        uint4& lo) {
+/// A row's word, see cutfuse/split.h.
+__device__ __forceinline__ int32_t word_of(int exponent, bool nonfinite) {
+  return 2 * exponent + (nonfinite ? 1 : 0);
+}
+
+/// Converts values with the row's exponent to as many of each plane; non-finite ones become zero.
+/// kPlain: there are none, and 2^exponent is finite.
+template <bool kPlain = false, int kCount, class Packed>
+__device__ __forceinline__ void convert(const float (&x)[kCount], int exponent, Packed& hi,
+                                        Packed& lo) {
+  static_assert(sizeof(Packed) == kCount * sizeof(__half));
   const float first = power_of_two(min(exponent, 127));
   const float second = power_of_two(exponent - min(exponent, 127));
-  __half2 high[kGroup / 2];
-  __half2 low[kGroup / 2];
+  __half2 high[kCount / 2];
+  __half2 low[kCount / 2];
 #pragma unroll
-  for (int i = 0; i < kGroup / 2; ++i) {
+  for (int i = 0; i < kCount / 2; ++i) {
     float scaled[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const float value = x[2 * i + c];
-      scaled[c] = isfinite(value) ? value * first * second : 0.f;
+      scaled[c] = kPlain ? value * first : isfinite(value) ? value * first * second : 0.f;
     }
     high[i] = __floats2half2_rn(scaled[0], scaled[1]);
     const float2 rounded = __half22float2(high[i]);
     low[i] = __floats2half2_rn(scaled[0] - rounded.x, scaled[1] - rounded.y);
   }
-  hi = *reinterpret_cast<uint4*>(high);
-  lo = *reinterpret_cast<uint4*>(low);
+  hi = *reinterpret_cast<Packed*>(high);
+  lo = *reinterpret_cast<Packed*>(low);
+}
+
+__device__ __forceinline__ void store_group(const Planes& planes, int64_t row, int64_t begin,
+                                            uint4 hi, uint4 lo) {
+  const int64_t at = row * planes.leading + begin;
+  *reinterpret_cast<uint4*>(planes.hi + at) = hi;
+  if (planes.lo != nullptr) *reinterpret_cast<uint4*>(planes.lo + at) = lo;
+}
+
+/// Converts and stores a row of which each of kThreads threads has every kThreads-th group.
+template <int kThreads, int kGroups>
+__device__ __forceinline__ void store_row(const float (&x)[kGroups][kGroup], int exponent,
+                                          bool nonfinite, const Planes& planes, int64_t row,
+                                          int thread) {
+  const bool plain = !nonfinite && exponent <= 127;
+  uint4 hi, lo;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const int64_t begin = (int64_t(g) * kThreads + thread) * kGroup;
+    if (begin >= planes.leading) break;
+    if (plain) {
+      convert<true>(x[g], exponent, hi, lo);
+    } else {
+      convert(x[g], exponent, hi, lo);
+    }
+    store_group(planes, row, begin, hi, lo);
+  }
 }
 
 /// Merges the magnitudes of the kThreads threads that share a row (one warp, or the whole block).

@@ -6,11 +6,14 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "core/checked_math.h"
 #include "core/current_device.h"
 #include "core/launch.h"
 #include "core/status.h"
 #include "split/convert.cuh"
+#include "split/planes.h"
 #include "split/split.h"
 
 namespace cutfuse {
@@ -18,24 +21,11 @@ namespace {
 
 using planes::kGroup;
 using planes::Magnitude;
-
-struct Planes {
-  __half* hi;
-  __half* lo;  // null: one plane
-  int64_t leading;
-  int32_t* words;
-};
-
-struct Source {
-  ConstMatrix x;
-  int64_t rows;
-  int64_t k;
-};
-
-struct Work {
-  Source source;
-  Planes planes;
-};
+using planes::make_work;
+using planes::Planes;
+using planes::Source;
+using planes::store_group;
+using planes::Work;
 
 /// Eight values of a row from element `begin`; past k they are zero.
 template <bool kVector>
@@ -58,12 +48,6 @@ __device__ void load_group(const float* row, int64_t stride, int64_t begin, int6
 __device__ __forceinline__ void clear(const Counters& counters) {
   if (blockIdx.x != 0) return;
   for (int i = threadIdx.x; i < counters.count; i += blockDim.x) counters.data[i] = 0;
-}
-
-__device__ void store_group(const Planes& planes, int64_t row, int64_t begin, uint4 hi, uint4 lo) {
-  const int64_t at = row * planes.leading + begin;
-  *reinterpret_cast<uint4*>(planes.hi + at) = hi;
-  if (planes.lo != nullptr) *reinterpret_cast<uint4*>(planes.lo + at) = lo;
 }
 
 constexpr int kBlock = 256;
@@ -96,11 +80,7 @@ __global__ void __launch_bounds__(kBlock)
       load_group<kVector>(x, stride, (int64_t(g) * kThreads + thread) * kGroup, source.k,
                           values[g]);
     }
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) magnitude.add(values[g][i]);
-    }
+    magnitude = planes::magnitude_of(values);
   } else {
     for (int64_t begin = thread * kGroup; begin < source.k; begin += kThreads * kGroup) {
       load_group<kVector>(x, stride, begin, source.k, values[0]);
@@ -111,19 +91,12 @@ __global__ void __launch_bounds__(kBlock)
   magnitude = planes::merge_row<kThreads>(magnitude);
   const int exponent = planes::scale_exponent(magnitude.bits);
   if (thread == 0) {
-    planes.words[row] = 2 * exponent + (magnitude.nonfinite ? 1 : 0);
+    planes.words[row] = planes::word_of(exponent, magnitude.nonfinite);
   }
-  uint4 hi, lo;
   if constexpr (kGroups > 0) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const int64_t begin = (int64_t(g) * kThreads + thread) * kGroup;
-      if (begin < planes.leading) {
-        planes::convert(values[g], exponent, hi, lo);
-        store_group(planes, row, begin, hi, lo);
-      }
-    }
+    planes::store_row<kThreads>(values, exponent, magnitude.nonfinite, planes, row, thread);
   } else {
+    uint4 hi, lo;
     for (int64_t begin = thread * kGroup; begin < planes.leading; begin += kThreads * kGroup) {
       load_group<kVector>(x, stride, begin, source.k, values[0]);
       planes::convert(values[0], exponent, hi, lo);
@@ -167,7 +140,7 @@ __global__ void __launch_bounds__(kStrip* kStrip)
   __syncthreads();
   const int exponent = planes::scale_exponent(bits[lane]);
   if (warp == 0 && inside) {
-    planes.words[row] = 2 * exponent + static_cast<int>(nonfinite >> lane & 1);
+    planes.words[row] = planes::word_of(exponent, (nonfinite >> lane & 1) != 0);
   }
 
   for (int64_t begin = 0; begin < planes.leading; begin += kStrip * kGroup) {
@@ -221,9 +194,7 @@ Reading reading_of(const Source& source) {
   if (x.row_stride == 1 && x.col_stride != 1 && source.rows > 1) {
     return Reading::kColumns;
   }
-  return x.col_stride == 1 && x.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0
-             ? Reading::kRowVectors
-             : Reading::kRows;
+  return planes::reads_vectors(x) ? Reading::kRowVectors : Reading::kRows;
 }
 
 Status launch_work(const Work& first, const Work* second, Reading reading, const Counters& counters,
@@ -236,14 +207,19 @@ Status launch_work(const Work& first, const Work* second, Reading reading, const
                 counters);
 }
 
-Work make_work(const SplitJob& job, int64_t k, int32_t count) {
+}  // namespace
+
+planes::Work planes::make_work(const SplitJob& job, int64_t k, int32_t count) noexcept {
   const int64_t leading = (k + kGroup - 1) / kGroup * kGroup;
   auto* hi = static_cast<__half*>(job.planes);
-  return {{job.x, job.rows, k},
+  return {{job.x, std::min(job.rows, job.first_rows), k},
           {hi, count > 1 ? hi + job.rows * leading : nullptr, leading, job.words}};
 }
 
-}  // namespace
+bool planes::reads_vectors(const ConstMatrix& x) noexcept {
+  return x.col_stride == 1 && x.row_stride % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+}
 
 Status planes_layout(int64_t rows, int64_t k, int32_t count, PlanesLayout* layout) noexcept {
   if (rows < 0 || k < 0) {

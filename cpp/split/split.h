@@ -1,8 +1,6 @@
 /// \file
-/// Splitting both operands of a contraction in one launch, before it begins. Later rows can be
-/// split while the first tiles are multiplied, by warps of the producer that have nothing else to
-/// do: with no more rows than they manage that was between 1.5 % faster and 2 % slower
-/// (16384x4096x4096 and 1024x8192x8192, ieee and tf32; H200).
+/// Splitting both operands of a contraction in one launch, before it begins; see trailing.h for
+/// rows that can wait.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +16,7 @@ struct SplitJob {
   int64_t rows = 0;
   void* planes = nullptr;
   int32_t* words = nullptr;
+  int64_t first_rows = INT64_MAX;  ///< how many of them split() takes
 };
 
 /// Counters of a later kernel that a launch sets to zero beside its own work: a launch for them

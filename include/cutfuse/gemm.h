@@ -48,6 +48,9 @@ struct GemmPolicy {
   int32_t arch = 90;
   DType element = DType::kFloat16;  ///< in shared memory: fp16, bf16; kNchw: fp32
   Source source = Source::kMatrix;  ///< the others: within a ConvPolicy only
+  /// Blocks, an SM each and two a cluster, that split the last rows of an fp32 operand while the
+  /// first tiles are multiplied; 0: all rows are split before.
+  int32_t trailing_blocks = 0;
 };
 
 CUTFUSE_API bool operator==(const GemmProblem& a, const GemmProblem& b) noexcept;

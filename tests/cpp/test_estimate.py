@@ -113,8 +113,8 @@ def test_a_launch_that_runs_anyway_clears_the_counts_of_blocks(kind: Kind) -> No
 def test_a_chain_splits_both_weights_before_it_multiplies(tier: str) -> None:
     sigmoid = encode((pcf.sigmoid(),))
     problems = (
-        Problem(4096, 4096, 2048, sigmoid, "none", EMPTY, tier, torch.float32, False, 0, 0, 0),
-        Problem(4096, 1024, 4096, EMPTY, "logsumexp", EMPTY, tier, torch.float32, False, 0, 0, 0),
+        Problem(1024, 4096, 2048, sigmoid, "none", EMPTY, tier, torch.float32, False, 0, 0, 0),
+        Problem(1024, 1024, 4096, EMPTY, "logsumexp", EMPTY, tier, torch.float32, False, 0, 0, 0),
     )
     chain = _C.make_chain(*map(fused_problem, problems), _C.DeviceProps())
     begins = [line.split()[0] for line in chain.describe().splitlines() if not line[0].isspace()]

@@ -12,14 +12,12 @@ from pycutfuse import support
 from pycutfuse.testing import (
     exact_promotion,
     forced_conv_policy,
-    forced_policy,
     generate,
     guarded,
     integers,
     kinds,
-    strided,
 )
-from pycutfuse.testing.forcing import Kind, conv_kinds_of, kinds_of
+from pycutfuse.testing.forcing import Kind, conv_kinds_of
 
 from ..cases.conv import KINDS, ConvCase, laid_out
 from ..numerics.conv_common import bound_of, check, torch_conv, wide
@@ -240,61 +238,3 @@ def test_pixels_as_they_lie(kind: Kind) -> None:
     with forced_conv_policy(PIXELS), exact_promotion():
         result = case.ours(*tensors, epilogue=(pcf.mul(2.0),), precision=kind[1])
     assert torch.equal(result, (2 * case.theirs(*wide(tensors))).to(kind[0]))
-
-
-@pytest.mark.parametrize("policy", binding.compiled_policies(), ids=repr)
-@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
-@pytest.mark.parametrize("size", [(300, 200, 458), (65, 17, 64)], ids=str)
-def test_linear_layers(policy: object, layout: str, size: tuple[int, int, int]) -> None:
-    (m, n, k), kind = size, kinds_of(policy)[0]
-    x, weight = (strided(whole(s, i).to(kind[0]), layout) for i, s in enumerate([(m, k), (n, k)]))
-    vector, full = whole((n,), 2).to(kind[0]), whole((m, n), 3).to(kind[0])
-    steps = (pcf.mul(vector), pcf.add(full), pcf.leaky_relu(0.5))
-    with forced_policy(policy), exact_promotion():
-        result = pcf.ops.linear(x, weight, epilogue=steps, precision=kind[1])
-    expected = F.linear(x.double(), weight.double()) * vector.double() + full.double()
-    assert torch.equal(result, F.leaky_relu(expected, 0.5).to(kind[0]))
-
-
-@every_kind
-@pytest.mark.parametrize("size", [(3, 70, 130), (100, 16, 64), (1, 1, 5)], ids=str)
-def test_few_rows_or_columns(kind: Kind, size: tuple[int, int, int]) -> None:
-    m, n, k = size
-    k += -k % 8 if kind[0] is not torch.float32 else 59
-    x, weight, full = (whole(s, 1).to(kind[0]) for s in ((m, k), (n, k), (m, n)))
-    with exact_promotion():
-        result = pcf.ops.linear(x, weight, epilogue=(pcf.add(full),), precision=kind[1])
-    expected = F.linear(x.double(), weight.double()) + full.double()
-    assert torch.equal(result, expected.to(kind[0]))
-
-
-@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2]], ids=str)
-@pytest.mark.parametrize("size", [(70, 130, 64), (5, 70, 72)], ids=str)
-def test_logsumexp_of_logits_that_are_not_stored(kind: Kind, size: tuple[int, int, int]) -> None:
-    m, n, k = size
-    x, weight, bias = (randn(s, 1).to(kind[0]) for s in ((m, k), (n, k), (n,)))
-    x[1] *= 50
-    result = pcf.ops.linear_logsumexp(x, weight, epilogue=(pcf.add(bias),), precision=kind[1])
-    expected = F.linear(*(one.double() for one in (x, weight, bias))).logsumexp(-1)
-    rtol = 1e-6 if kind == KINDS[0] else 1e-3
-    torch.testing.assert_close(result.double(), expected, rtol=rtol, atol=1e-4)
-
-
-@pytest.mark.parametrize("size", [(300, 200, 130), (700, 136, 64)], ids=str)
-@pytest.mark.parametrize("policy", [p for p in binding.compiled_policies() if p.arch == 90])
-def test_batch_norm_of_a_linear_layer(policy: object, size: tuple[int, int, int]) -> None:
-    """In training: blocks that run at once exchange their moments, of more rows a pass follows."""
-    (m, n, k), kind = size, kinds_of(policy)[0]
-    x, weight = (whole(shape, 1).to(kind[0]) for shape in ((m, k), (n, k)))
-    ours = [randn((n,), 5), generate("rand", (n,), seed=6) + 0.5]
-    exact = [one.double() for one in ours]
-    with forced_policy(policy), exact_promotion():
-        result = pcf.ops.linear_batch_norm(
-            x, weight, running_mean=ours[0], running_var=ours[1], training=True, precision=kind[1]
-        )
-    z = F.linear(x.double(), weight.double())
-    expected = F.batch_norm(z, *exact, training=True)
-    close = 1e-5 if kind[0] is torch.float32 else 2e-2
-    torch.testing.assert_close(result.double(), expected, rtol=close, atol=close)
-    for own, value in zip(ours, exact, strict=True):
-        torch.testing.assert_close(own.double(), value, rtol=1e-5, atol=1e-5)

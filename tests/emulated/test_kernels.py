@@ -13,10 +13,12 @@ from ..packaging.building import NVCC
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = "tests/emulated/kernels.py"
 DIRECT = "tests/emulated/direct.py"
+LINEAR = "tests/emulated/linear.py"
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "tests.emulated.plugin")
 GROUPS = {
     KERNELS: ("of_whole_numbers", "convolutions and not whole", "finite or norm", "rest"),
     DIRECT: ("whole_numbers", "finite or padding", "rest"),
+    LINEAR: ("rest",),
 }
 
 
@@ -56,7 +58,7 @@ def run(command: list[str], **environment: str) -> str:
 )
 def test_emulated_kernels(kernels: str, group: str, library: Path) -> None:
     others = " or ".join(f"({one})" for one in GROUPS[kernels][:-1])
-    chosen = f"not ({others})" if group == "rest" else group
+    chosen = (f"not ({others})" if others else "") if group == "rest" else group
     printed = run(
         [sys.executable, "-m", "pytest", *OPTIONS, "-k", chosen, kernels],
         CUTFUSE_EMULATED=str(library),

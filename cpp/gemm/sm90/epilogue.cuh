@@ -13,10 +13,10 @@
 #include <cute/tensor.hpp>
 #include <cutlass/epilogue/collective/detail.hpp>
 
-#include "core/launch.h"
 #include "gemm/images.cuh"
 #include "gemm/launcher.h"
 #include "gemm/repair.cuh"
+#include "gemm/sm90/arriving.cuh"
 #include "gemm/sm90/coordinates.cuh"
 #include "gemm/sm90/exchange.cuh"
 #include "gemm/sm90/nchw.cuh"
@@ -50,6 +50,7 @@ class ProgramEpilogue {
     CUtensorMap out_map;      ///< boxes of 16 rows x 64 bytes, 64-byte swizzle
     bool out_mapped = false;  ///< else stored from registers
     Images images;            ///< that rows are taken from
+    ArrivingRows arriving;
   };
 
   static constexpr int kWarps = 8;
@@ -60,7 +61,7 @@ class ProgramEpilogue {
 
   template <class ProblemShape>
   static Params to_underlying_arguments(const ProblemShape&, const Arguments& args, void*) {
-    return {args, {}, false, {}};
+    return {args, {}, false, {}, {}};
   }
   template <class ProblemShape>
   static size_t get_workspace_size(const ProblemShape&, const Arguments&) {
@@ -78,13 +79,16 @@ class ProgramEpilogue {
 
   CUTLASS_DEVICE explicit ProgramEpilogue(const Params& params) : params_(params) {}
 
-  /// Of one warp: brings to `shared.staged` what the epilogue of `block` needs of memory.
+  /// Of one warp: brings to `shared.staged` what the epilogue of `block` needs of memory, once it
+  /// is there.
   template <class ProblemShape, class BlockCoord>
   CUTLASS_DEVICE void stage(const ProblemShape& problem, const BlockCoord& block, int lane,
                             SharedStorage& shared) const {
     constexpr int kThreads = cutlass::NumThreadsPerWarp;
     auto& staged = shared.staged;
     const auto all = [](bool mine) { return bool(__all_sync(0xffffffffu, mine)); };
+    wait_for_rows<kTileM, kTileN>(params_.arriving, int(cute::get<0>(block)),
+                                  int(cute::get<1>(block)), lane);
     const int first_row = int(cute::get<0>(block)) * kTileM;
     const int last_row = int(cute::get<0>(problem)) - 1;
     bool rows_plain = true;
@@ -250,7 +254,6 @@ class EpilogueCollective
   CUTLASS_DEVICE auto load(LoadPipeline, LoadPipelineState state, const ProblemShape& problem,
                            BlockShape, const BlockCoord& block, TiledMma, int lane,
                            TensorStorage& storage, int) {
-    wait_for_previous_kernels();
     if (state.count() > 0) Staging::wait_until_read();
     Base::stage(problem, block, lane, storage);
     Staging::say_staged();

@@ -57,6 +57,8 @@ class Sm90Gemm final : public Launcher {
     Params params = params_;
     static_cast<EpilogueArguments&>(params.epilogue) = call.epilogue;
     params.mainloop.waits = !call.follows_fold;
+    params.epilogue.arriving = call.arriving;
+    if constexpr (!kImages) params.mainloop.arriving = call.arriving;
     params.mainloop.promotion = call.promotion;
     params.mainloop.promotion2 = 2.f * call.promotion - 1.f;
     if (Status status =
@@ -169,7 +171,7 @@ class Sm90Gemm final : public Launcher {
     args.mainloop.parts = policy_.split_k;
     args.epilogue = call.epilogue;
     args.hw_info.device_id = device_.index;
-    args.hw_info.sm_count = blocks();
+    args.hw_info.sm_count = persistent_blocks(problem_, policy_, device_);
     args.scheduler.max_swizzle_size = policy_.swizzle;
     using Order = decltype(args.scheduler.raster_order);
     args.scheduler.raster_order = policy_.raster == Raster::kAlongN ? Order::AlongN : Order::AlongM;
@@ -201,23 +203,6 @@ class Sm90Gemm final : public Launcher {
     } else {
       return encode_images(boxes_of(images, data, kPlanes, policy_.element, kTileM), map);
     }
-  }
-
-  /// Persistent blocks: no more than the waves need. 128 instead of 132 are 1.3 % faster, as they
-  /// share operand tiles in L2 evenly and leave power to others (16384x4096x4096; H200). Of few
-  /// waves that would be many blocks less, which was not measured.
-  int blocks() const {
-    const auto padded = [&](int64_t size, int64_t tile, int64_t cluster) {
-      const int64_t step = cluster * policy_.swizzle;
-      return ((size + tile - 1) / tile + step - 1) / step * step;
-    };
-    const int64_t tiles =
-        padded(problem_.m, kTileM, kClusterM) * padded(problem_.n, kTileN, 1) * policy_.split_k;
-    const int64_t most = device_.sm_count / kClusterM * kClusterM;
-    const int64_t waves = (tiles + most - 1) / most;
-    if (waves < 4) return device_.sm_count;
-    const int64_t step = kClusterM * waves;
-    return static_cast<int>((tiles + step - 1) / step * kClusterM);
   }
 
   /// `map` is a member of a Params on the caller's stack, const only by its accessor.

@@ -31,7 +31,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
 
-#include "core/launch.h"
+#include "gemm/sm90/arriving.cuh"
 
 namespace cutfuse::gemm::sm90 {
 
@@ -64,6 +64,7 @@ struct PlainMainloop : BaseMainloop<Element, TileShape, ClusterShape, kStages> {
     float promotion = 1.f;   ///< factor of every third k-tile
     float promotion2 = 1.f;  ///< and of the others, 2 * promotion - 1
     bool waits = true;       ///< for the kernels before, with what is loaded
+    ArrivingRows arriving;
   };
 
   static int tiles_of_part(int k, int parts) {
@@ -117,10 +118,16 @@ struct PlainMainloop : BaseMainloop<Element, TileShape, ClusterShape, kStages> {
     return make_tuple(sliced(gA), sliced(gB));
   }
 
-  template <class... Rest>
-  CUTLASS_DEVICE void load(const Params& params, Rest&&... rest) {
-    if (params.waits) wait_for_previous_kernels();
-    Base::load(params, static_cast<Rest&&>(rest)...);
+  template <class Inputs, class BlockCoord, class KTiles>
+  CUTLASS_DEVICE void load(const Params& params, typename Base::MainloopPipeline pipeline,
+                           typename Base::PipelineState write, const Inputs& inputs,
+                           const BlockCoord& block, KTiles k_tiles, int count, int lane,
+                           uint32_t rank, typename Base::TensorStorage& shared) {
+    if (params.waits) {
+      wait_for_rows<cute::size<0>(TileShape{}), cute::size<1>(TileShape{})>(
+          params.arriving, int(cute::get<0>(block)), int(cute::get<1>(block)), lane);
+    }
+    Base::load(params, pipeline, write, inputs, block, k_tiles, count, lane, rank, shared);
   }
 };
 

@@ -102,6 +102,10 @@ template <class T>
 T __ldcg(const T* from) {
   return *from;
 }
+template <class T>
+T __ldcs(const T* from) {
+  return *from;
+}
 template <class To, class From>
 To emulated_bits(From from) {
   To to;

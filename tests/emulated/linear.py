@@ -1,0 +1,116 @@
+"""Kernels of linear layers on the host; test_kernels.py runs this file with plugin.py."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import pycutfuse as pcf
+from pycutfuse.testing import (
+    exact_promotion,
+    forced_policy,
+    generate,
+    integers,
+    kinds_of,
+    strided,
+)
+from pycutfuse.testing.forcing import KINDS, Kind
+
+from .plugin import binding
+
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
+
+
+def whole(shape: tuple[int, ...], seed: int) -> Tensor:
+    return integers(shape, seed=seed)
+
+
+def randn(shape: tuple[int, ...], seed: int) -> Tensor:
+    return generate("randn", shape, seed=seed)
+
+
+@pytest.mark.parametrize("policy", binding.compiled_policies(), ids=repr)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+@pytest.mark.parametrize("size", [(300, 200, 458), (65, 17, 64)], ids=str)
+def test_linear_layers(policy: object, layout: str, size: tuple[int, int, int]) -> None:
+    (m, n, k), kind = size, kinds_of(policy)[0]
+    x, weight = (strided(whole(s, i).to(kind[0]), layout) for i, s in enumerate([(m, k), (n, k)]))
+    vector, full = whole((n,), 2).to(kind[0]), whole((m, n), 3).to(kind[0])
+    steps = (pcf.mul(vector), pcf.add(full), pcf.leaky_relu(0.5))
+    with forced_policy(policy), exact_promotion():
+        result = pcf.ops.linear(x, weight, epilogue=steps, precision=kind[1])
+    expected = F.linear(x.double(), weight.double()) * vector.double() + full.double()
+    assert torch.equal(result, F.leaky_relu(expected, 0.5).to(kind[0]))
+
+
+def trailing(m: int, n: int, k: int, tier: str) -> tuple[object, object]:
+    """What is selected for a linear layer, and that with two blocks that split its last rows."""
+    device = binding.DeviceProps(sm_count=4)
+    policies = [binding.select_policy(m, n, k, device, int(tier == "tf32")) for _ in range(2)]
+    policies[1].trailing_blocks = 2
+    return policies[0], policies[1]
+
+
+@pytest.mark.parametrize("tier", ["ieee", "tf32"])
+@pytest.mark.parametrize("size", [(130, 1000, 520), (1100, 120, 520)], ids=str)
+def test_rows_that_are_split_while_others_are_multiplied(
+    size: tuple[int, int, int], tier: str
+) -> None:
+    """Of the weight and of x, a whole number of tiles and not, finite and not."""
+    (m, n, k), inf = size, float("inf")
+    x, weight = randn((m, k), 1), randn((n, k), 2)
+    x[-1] *= 2.0**80
+    for one in (x, weight):
+        one[-2, 3], one[-70, 5], one[-70, 7], one[3] = inf, inf, -inf, 0.0
+    results = []
+    plain, trails = trailing(*size, tier)
+    for policy in (plain, trails):
+        with forced_policy(policy):
+            results.append(pcf.ops.linear(x, weight, precision=tier))
+            stages = str(pcf.explain(pcf.ops.linear, x, weight, precision=tier))
+        assert ("split the other rows on 2 SMs" in stages) == (policy is trails)
+    assert torch.equal(results[0].view(torch.int32), results[1].view(torch.int32))
+
+
+@every_kind
+@pytest.mark.parametrize("size", [(3, 70, 130), (100, 16, 64), (1, 1, 5)], ids=str)
+def test_few_rows_or_columns(kind: Kind, size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    k += -k % 8 if kind[0] is not torch.float32 else 59
+    x, weight, full = (whole(s, 1).to(kind[0]) for s in ((m, k), (n, k), (m, n)))
+    with exact_promotion():
+        result = pcf.ops.linear(x, weight, epilogue=(pcf.add(full),), precision=kind[1])
+    expected = F.linear(x.double(), weight.double()) + full.double()
+    assert torch.equal(result, expected.to(kind[0]))
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2]], ids=str)
+@pytest.mark.parametrize("size", [(70, 130, 64), (5, 70, 72)], ids=str)
+def test_logsumexp_of_logits_that_are_not_stored(kind: Kind, size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    x, weight, bias = (randn(s, 1).to(kind[0]) for s in ((m, k), (n, k), (n,)))
+    x[1] *= 50
+    result = pcf.ops.linear_logsumexp(x, weight, epilogue=(pcf.add(bias),), precision=kind[1])
+    expected = F.linear(*(one.double() for one in (x, weight, bias))).logsumexp(-1)
+    rtol = 1e-6 if kind == KINDS[0] else 1e-3
+    torch.testing.assert_close(result.double(), expected, rtol=rtol, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [(300, 200, 130), (700, 136, 64)], ids=str)
+@pytest.mark.parametrize("policy", [p for p in binding.compiled_policies() if p.arch == 90])
+def test_batch_norm_of_a_linear_layer(policy: object, size: tuple[int, int, int]) -> None:
+    """In training: blocks that run at once exchange their moments, of more rows a pass follows."""
+    (m, n, k), kind = size, kinds_of(policy)[0]
+    x, weight = (whole(shape, 1).to(kind[0]) for shape in ((m, k), (n, k)))
+    ours = [randn((n,), 5), generate("rand", (n,), seed=6) + 0.5]
+    exact = [one.double() for one in ours]
+    with forced_policy(policy), exact_promotion():
+        result = pcf.ops.linear_batch_norm(
+            x, weight, running_mean=ours[0], running_var=ours[1], training=True, precision=kind[1]
+        )
+    z = F.linear(x.double(), weight.double())
+    expected = F.batch_norm(z, *exact, training=True)
+    close = 1e-5 if kind[0] is torch.float32 else 2e-2
+    torch.testing.assert_close(result.double(), expected, rtol=close, atol=close)
+    for own, value in zip(ours, exact, strict=True):
+        torch.testing.assert_close(own.double(), value, rtol=1e-5, atol=1e-5)
