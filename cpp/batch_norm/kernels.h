@@ -25,11 +25,21 @@ Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, in
 Status finalise(const CountedMoments* partials, int64_t partial_count, int64_t channels,
                 const BatchNormBuffers& buffers, float* multipliers, void* stream) noexcept;
 
+/// `count` moments of each column: the first of column c at data + c * column_stride. Where
+/// finalise() merges them they are [columns][count].
+struct Partials {
+  const Moments* data = nullptr;
+  int64_t count = 0;
+  int64_t column_stride = 0;
+  int64_t stride = 1;
+  const uint32_t* gathering = nullptr;  ///< a Gathering; kTogether: nothing is left to do
+};
+
 /// out = after(y) in place, with y of BatchNormBuffers from the statistics in `partials`: few of
 /// them are merged in the same launch, many by finalise(). Raises *num_batches_tracked by one.
-Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Moments* partials,
-                 int64_t partial_count, const BatchNormBuffers& buffers, const DeviceProgram& after,
-                 int32_t sm_count, void* stream) noexcept;
+Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Partials& partials,
+                 const BatchNormBuffers& buffers, const DeviceProgram& after, int32_t sm_count,
+                 void* stream) noexcept;
 
 /// A contiguous NCHW result.
 struct Planes {

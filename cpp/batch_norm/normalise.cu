@@ -7,6 +7,7 @@
 #include "batch_norm/statistics.cuh"
 #include "core/launch.h"
 #include "core/status.h"
+#include "device/gathering.h"
 #include "device/values.cuh"
 #include "program/executor.cuh"
 #include "program/row_tile.cuh"
@@ -19,38 +20,18 @@ using namespace row_tile;  // NOLINT: this file is one pass over row tiles
 constexpr int kBlockColumns = kLanes * kColumns;
 constexpr int kMaxPartials = 32;
 
-/// Merges the partials of a block's columns, two threads a column: by plain sums in fp64, mean
-/// first, as there are few. Every block of a column does it; the first one also writes.
-__device__ void merge_columns(const Moments* partials, int count, int64_t rows, int64_t columns,
+/// Merges the partials of a block's columns, two threads a column. Every block of a column does it;
+/// the first one also writes.
+__device__ void merge_columns(const Partials& partials, int64_t rows, int64_t columns,
                               const BatchNormBuffers& buffers, float* means, float* invstds) {
   static_assert(kLanes * kWarps == 2 * kBlockColumns);
   const int in_block = threadIdx.x / 2;
   const int half = threadIdx.x % 2;
   const int64_t column = int64_t(blockIdx.y) * kBlockColumns + in_block;
-  const Moments* of_column = partials + min(column, columns - 1) * count;
-  Moments mine[kMaxPartials / 2];
-  double sum = 0.0;
-#pragma unroll
-  for (int i = 0; i < kMaxPartials / 2; ++i) {
-    const int p = 2 * i + half;
-    if (p < count) {
-      mine[i] = of_column[p];
-      sum += rows_of_partial(p, rows) * mine[i].mean;
-    }
-  }
-  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
   const Rows n(static_cast<double>(rows));
-  const double mean = sum / n.count;  // of equal values it is exact
-  double m2 = 0.0;
-#pragma unroll
-  for (int i = 0; i < kMaxPartials / 2; ++i) {
-    const int p = 2 * i + half;
-    if (p < count) {
-      const double delta = mine[i].mean - mean;
-      m2 += mine[i].m2 + rows_of_partial(p, rows) * delta * delta;
-    }
-  }
-  m2 += __shfl_xor_sync(0xffffffffu, m2, 1);
+  const auto [mean, m2] = merge_partials<2>(
+      partials.data + min(column, columns - 1) * partials.column_stride, partials.stride,
+      static_cast<int>(partials.count), half, n, static_cast<int>(rows));
   if (half == 0) {
     means[in_block] = static_cast<float>(mean);
     invstds[in_block] = inverse_deviation(m2, n, buffers.eps);
@@ -66,8 +47,12 @@ template <bool kVector, bool kMerges>
 __global__ void __launch_bounds__(kLanes* kWarps)
     normalise_kernel(const Matrix out, int64_t rows, int64_t columns, const Normalise step,
                      const __grid_constant__ DeviceProgram after, int64_t* num_batches_tracked,
-                     const Moments* partials, int partial_count, const BatchNormBuffers buffers) {
+                     const Partials partials, const BatchNormBuffers buffers) {
   wait_for_previous_kernels();
+  if (partials.gathering != nullptr &&
+      *partials.gathering == static_cast<uint32_t>(Gathering::kTogether)) {
+    return;
+  }
   if (num_batches_tracked != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
     ++*num_batches_tracked;
   }
@@ -76,7 +61,7 @@ __global__ void __launch_bounds__(kLanes* kWarps)
   __shared__ float means[kMerges ? kBlockColumns : 1];
   __shared__ float invstds[kMerges ? kBlockColumns : 1];
   if constexpr (kMerges) {
-    merge_columns(partials, partial_count, rows, columns, buffers, means, invstds);
+    merge_columns(partials, rows, columns, buffers, means, invstds);
     __syncthreads();
   }
   float mean[kColumns], scale[kColumns], shift[kColumns];
@@ -114,19 +99,20 @@ constexpr unsigned kMergingRowBlocks = 8;
 
 }  // namespace
 
-Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Moments* partials,
-                 int64_t partial_count, const BatchNormBuffers& buffers, const DeviceProgram& after,
-                 int32_t sm_count, void* stream) noexcept {
+Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Partials& partials,
+                 const BatchNormBuffers& buffers, const DeviceProgram& after, int32_t sm_count,
+                 void* stream) noexcept {
   if (columns > kMaxColumns) {
     return error(Code::kNotSupported, "batch_norm over %lld channels: at most %lld are supported",
                  static_cast<long long>(columns), static_cast<long long>(kMaxColumns));
   }
   // The count of batches is raised by one block: no other may read it then.
-  const bool merges = partial_count <= kMaxPartials && buffers.momentum >= 0.0;
+  const bool merges = partials.count <= kMaxPartials && buffers.momentum >= 0.0;
   dim3 blocks = grid(rows, columns, sm_count);
   if (merges) {
     blocks.x = std::min(blocks.x, kMergingRowBlocks);
-  } else if (Status status = finalise(partials, partial_count, rows, columns, buffers, stream);
+  } else if (Status status =
+                 finalise(partials.data, partials.count, rows, columns, buffers, stream);
              !status.ok()) {
     return status;
   }
@@ -137,8 +123,7 @@ Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Moments
   const Normalise step{buffers.save_mean, buffers.save_invstd, buffers.weight, buffers.bias,
                        buffers.affine_dtype};
   return cutfuse::launch(kernel, blocks, kLanes * kWarps, 0, stream, out, rows, columns, step,
-                         after, buffers.num_batches_tracked, partials,
-                         static_cast<int>(partial_count), buffers);
+                         after, buffers.num_batches_tracked, partials, buffers);
 }
 
 }  // namespace cutfuse::batch_norm

@@ -147,7 +147,7 @@ Status FusedPlan::bind(const FusedBuffers& buffers, const Linked& linked, gemm::
     epilogue.partial_count = partial_count();
     // One block raises the count of batches: no other may read it, as momentum None does.
     if (exchanging_blocks_ != 0 && buffers.batch_norm.momentum >= 0.0 &&
-        exchanging_blocks_ <= gemm_->resident_blocks()) {
+        exchanging_blocks_ + policy_.trailing_blocks <= gemm_->resident_blocks()) {
       call->blocks = exchanging_blocks_;
       gemm::MomentExchange& exchange = epilogue.exchange;
       exchange.arrivals = at<uint32_t>(workspace, counts_);

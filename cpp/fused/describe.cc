@@ -64,6 +64,9 @@ std::string FusedPlan::describe_product() const {
     text += exchanging_blocks_ != 0
                 ? "; a column's blocks wait for each other, merge them and normalise"
                 : "\nmerge partials, update running statistics\nnormalise in place";
+    if (gathering_words() != 0) {
+      text += "\na pass that merges and normalises, unless all blocks ran at the same time";
+    }
   }
   if (reduces_rows()) {
     text += "\n  epilogue: logsumexp partials of every " + std::to_string(policy_.tile_n) +

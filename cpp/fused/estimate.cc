@@ -44,12 +44,6 @@ double skinnys(const FusedProblem& problem, const DeviceProps& device) {
          out * (8.0 * parts + double(size_of(dtype))) / kBandwidth;
 }
 
-/// Of merging statistics and normalising.
-double passes_of_batch_norm(const GemmProblem& problem) {
-  const double bytes = double(problem.m) * double(problem.n) * double(size_of(problem.dtype));
-  return 2 * kLaunch + 2.0 * bytes / kBandwidth;
-}
-
 double torchs(const FusedProblem& problem) {
   const auto [m, n, k, precision, dtype] = problem.gemm;
   const auto size = static_cast<double>(size_of(dtype));
@@ -86,13 +80,6 @@ double torchs(const FusedProblem& problem) {
 }
 
 }  // namespace
-
-double fused::exchange_gain(const FusedProblem& problem, const GemmPolicy& policy,
-                            const DeviceProps& device) {
-  const auto [m, n, k, precision, dtype] = problem.gemm;
-  const double tiles = ceil_div(double(m), policy.tile_m) * ceil_div(double(n), policy.tile_n);
-  return passes_of_batch_norm(problem.gemm) - kLaunch - 2.5 * ceil_div(tiles, device.sm_count);
-}
 
 double fused::contraction_time(const GemmProblem& problem, const GemmPolicy& policy) {
   // Tiles of 64 columns were not fitted: ResNet-50's three in bf16 took 0.65 to 0.70 of the sum.
@@ -134,9 +121,10 @@ double fused::expected(const FusedProblem& problem, const Links& links, const De
   if (policy.trailing_blocks != 0) time -= fused::trailing_gain(problem, policy, device);
   const double out = double(m) * double(n);
   if (policy.split_k > 1) time += kLaunch + out * 4.0 * (policy.split_k + 1) / kBandwidth;
-  if (problem.tail == Tail::kBatchNormTrain) time += passes_of_batch_norm(problem.gemm);
   if (fused::exchanging_blocks(problem, policy, device) != 0) {
-    time -= fused::exchange_gain(problem, policy, device);
+    time += (policy.trailing_blocks != 0 ? 2 : 1) * kLaunch + 2.5 * waves;
+  } else if (problem.tail == Tail::kBatchNormTrain) {
+    time += 2 * kLaunch + 2.0 * out * double(size_of(dtype)) / kBandwidth;
   }
   if (problem.tail == Tail::kLogSumExp) time += kLaunch;
   return time;

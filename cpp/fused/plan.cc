@@ -158,7 +158,12 @@ Status FusedPlan::prepare(const FusedBuffers& buffers, const Linked& linked, Pre
     epilogue.folded = folded;
     call.follows_fold = true;
   }
-  return trails ? split_last_rows(buffers, &call, stream) : Status{};
+  if (!trails) return {};
+  if (epilogue.exchange.arrivals != nullptr) {
+    epilogue.exchange.gathering = at<uint32_t>(buffers.workspace, counts_) + counts() - 2;
+    epilogue.exchange.blocks = static_cast<uint32_t>(call.blocks);
+  }
+  return split_last_rows(buffers, &call, stream);
 }
 
 Status FusedPlan::multiply(const FusedBuffers& buffers, Prepared* prepared,
@@ -188,7 +193,9 @@ Status FusedPlan::multiply(const FusedBuffers& buffers, Prepared* prepared,
     return row_reduce::merge(epilogue.row_partials, m, partial_count(), buffers.out.data,
                              buffers.out.dtype, stream);
   }
-  if (!training() || epilogue.exchange.arrivals != nullptr) {
+  const gemm::MomentExchange& exchange = epilogue.exchange;
+  const bool exchanges = exchange.arrivals != nullptr;
+  if (!training() || (exchanges && exchange.gathering == nullptr)) {
     return {};
   }
   if (links_.reads_images && links_.images.planes_out) {
@@ -197,8 +204,14 @@ Status FusedPlan::multiply(const FusedBuffers& buffers, Prepared* prepared,
     return batch_norm::normalise_planes(planes, epilogue.partials, partial_count(),
                                         buffers.batch_norm, prepared->after, stream);
   }
-  return batch_norm::normalise(buffers.out, m, n, epilogue.partials, partial_count(),
-                               buffers.batch_norm, prepared->after, device_.sm_count, stream);
+  batch_norm::Partials partials{epilogue.partials, partial_count(), partial_count()};
+  if (exchanges) {
+    partials.column_stride = 1;
+    partials.stride = n;
+    partials.gathering = exchange.gathering + 1;
+  }
+  return batch_norm::normalise(buffers.out, m, n, partials, buffers.batch_norm, prepared->after,
+                               device_.sm_count, stream);
 }
 
 Status make(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy* forced,

@@ -67,8 +67,7 @@ bool may_split_k(const FusedProblem& problem, const Links& links) noexcept;
 bool has_bounds_only(const Program& program, float* lowest, float* highest) noexcept;
 
 /// Blocks of a contraction that also normalises by the batch's statistics, or 0: batch norm is a
-/// pass of its own, as it is where more than bounds follow or rows are split meanwhile: blocks that
-/// wait for each other begin when the kernel before them has ended.
+/// pass of its own, as it is where more than bounds follow.
 int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
                           const DeviceProps& device) noexcept;
 
@@ -170,10 +169,14 @@ class FusedPlan final : public Plan {
   /// norm's operands would be read there (up to 15 us from a cold L2; H200).
   bool folds_ahead() const;
   int32_t tile_columns() const;
-  /// Counts of a call, which begin at zero: blocks of each column of tiles that have arrived where
-  /// they exchange moments, then rows of each tile that have been split where some trail.
+  /// Words of a call that begin at zero: blocks of each column of tiles that have arrived where
+  /// they exchange moments; where rows trail, those of each tile that have been split; and where
+  /// both do, what says whether all blocks run.
   int32_t exchange_counts() const { return exchanging_blocks_ != 0 ? tile_columns() : 0; }
-  int32_t counts() const { return exchange_counts() + trailing_.tiles; }
+  int32_t gathering_words() const {
+    return exchanging_blocks_ != 0 && trailing_.tiles != 0 ? 2 : 0;
+  }
+  int32_t counts() const { return exchange_counts() + trailing_.tiles + gathering_words(); }
   bool trails(const FusedBuffers& buffers) const;
   /// Partials of the tail's reduction, of each column or of each row.
   int64_t partial_count() const;

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/status.h"
-#include "fused/estimate.h"
 #include "fused/plan.h"
 #include "skinny/multiply.h"
 
@@ -45,8 +44,8 @@ bool has_bounds_only(const Program& program, float* lowest, float* highest) noex
 int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
                           const DeviceProps& device) noexcept {
   float lowest, highest;
-  const bool fits = problem.tail == Tail::kBatchNormTrain && policy.trailing_blocks == 0 &&
-                    has_bounds_only(problem.after, &lowest, &highest);
+  const bool fits =
+      problem.tail == Tail::kBatchNormTrain && has_bounds_only(problem.after, &lowest, &highest);
   return fits ? gemm::blocks_of_whole_columns(problem.gemm, policy, device) : 0;
 }
 
@@ -65,10 +64,9 @@ GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
   GemmPolicy by_columns = policy;
   by_columns.raster = Raster::kAlongM;
   by_columns.swizzle = 1;
+  if (exchanging_blocks(problem, by_columns, device) != 0) policy = by_columns;
   policy.trailing_blocks = select_trailing_blocks(problem, links, policy, device);
-  if (exchanging_blocks(problem, by_columns, device) == 0) return policy;
-  const double gain = policy.trailing_blocks != 0 ? trailing_gain(problem, policy, device) : 0.0;
-  return gain > exchange_gain(problem, by_columns, device) ? policy : by_columns;
+  return policy;
 }
 
 Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links& links,

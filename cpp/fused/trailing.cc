@@ -36,8 +36,12 @@ bool may_trail(const FusedProblem& problem, const Links& links, const GemmPolicy
 }
 
 /// SMs that get no tile in some wave although all take as few waves as there can be.
-int64_t spare_blocks(const GemmProblem& problem, const GemmPolicy& policy,
+int64_t spare_blocks(const FusedProblem& fused, const GemmPolicy& policy,
                      const DeviceProps& device) {
+  if (const int32_t exchanging = exchanging_blocks(fused, policy, device); exchanging != 0) {
+    return device.sm_count - exchanging;
+  }
+  const GemmProblem& problem = fused.gemm;
   const int64_t cluster = policy.cluster_m;
   const int64_t tiles =
       gemm::padded_tile_rows(problem, policy) * ceil_div(problem.n, policy.tile_n);
@@ -56,7 +60,9 @@ TrailingPart trailing_part(const FusedProblem& problem, const GemmPolicy& policy
   const int64_t group = policy.swizzle * (of_x ? policy.cluster_m : 1);
   const int64_t others =
       of_x ? ceil_div(n, policy.tile_n) : gemm::padded_tile_rows(problem.gemm, policy);
-  const int64_t blocks = gemm::persistent_blocks(problem.gemm, policy, device);
+  const int32_t exchanging = exchanging_blocks(problem, policy, device);
+  const int64_t blocks =
+      exchanging != 0 ? exchanging : gemm::persistent_blocks(problem.gemm, policy, device);
   const double wave = wave_time(problem.gemm, policy);
   const double rate = policy.trailing_blocks * block_rate(problem.gemm) / (4.0 * double(k));
   double first = 0.0;
@@ -82,8 +88,8 @@ int32_t select_trailing_blocks(const FusedProblem& problem, const Links& links,
                                const GemmPolicy& policy, const DeviceProps& device) noexcept {
   if (!may_trail(problem, links, policy)) return 0;
   GemmPolicy trailing = policy;
-  trailing.trailing_blocks = static_cast<int32_t>(
-      std::min(spare_blocks(problem.gemm, policy, device), kMostBlocks) / 2 * 2);
+  trailing.trailing_blocks =
+      static_cast<int32_t>(std::min(spare_blocks(problem, policy, device), kMostBlocks) / 2 * 2);
   if (trailing.trailing_blocks < 2) return 0;
   return trailing_gain(problem, trailing, device) >= kLeastGain ? trailing.trailing_blocks : 0;
 }
@@ -97,7 +103,8 @@ Status check_trailing(const FusedProblem& problem, const GemmPolicy& policy, con
       "%s: rows are split beside sm_90's contraction of matrices alone, of fp32 with K at "
       "most 8192 and a multiple of 8, and not in parts of K",
       to_string(policy).c_str());
-  CUTFUSE_CHECK(blocks > 0 && blocks % 2 == 0 && blocks <= device.sm_count - policy.cluster_m,
+  const int32_t others = std::max(policy.cluster_m, exchanging_blocks(problem, policy, device));
+  CUTFUSE_CHECK(blocks > 0 && blocks % 2 == 0 && blocks <= device.sm_count - others,
                 Code::kInvalidValue,
                 "%s: trailing blocks come in pairs and leave the contraction's on %d SMs",
                 to_string(policy).c_str(), device.sm_count);

@@ -12,6 +12,7 @@
 #include "cutfuse/gemm.h"
 #include "cutfuse/status.h"
 #include "cutfuse/types.h"
+#include "device/gathering.h"
 #include "device/logsumexp.h"
 #include "device/moments.h"
 #include "gemm/images.h"
@@ -30,6 +31,11 @@ struct MomentExchange {
   uint32_t* arrivals = nullptr;  ///< [columns of tiles], zeros; null: no exchange
   int32_t clears = 0;            ///< of them, those that fold_columns is to clear
   uint32_t expected = 0;         ///< arrivals of a column's blocks
+  /// Null: the launch is a cooperative one, which begins when the kernel before it has ended.
+  /// Otherwise two words, zeros: how many blocks run, and a Gathering. Unless all of them run soon
+  /// enough they store results and partials, and normalise() has to follow.
+  uint32_t* gathering = nullptr;
+  uint32_t blocks = 0;  ///< of the launch
   BatchNormBuffers batch_norm;
   float lowest = 0.f;  ///< of what is stored
   float highest = 0.f;

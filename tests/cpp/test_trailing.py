@@ -107,17 +107,16 @@ def test_more_blocks_leave_fewer_rows_to_split_before() -> None:
     assert first_row(plan(size, policy=more)) < first_row(plan(size, policy=few))
 
 
-def test_blocks_that_wait_for_each_other_wait_for_no_rows() -> None:
-    """They would begin when all rows are split; what gains more is chosen."""
-    exchanges = plan((1024, 8192, 1024), tail="batch_norm_train")
-    assert "wait for each other" in exchanges.describe()
-    assert exchanges.policy.trailing_blocks == 0
-    trails = plan((1024, 8192, 8192), tail="batch_norm_train")
-    assert "normalise in place" in trails.describe()
-    policy = trails.policy
-    policy.trailing_blocks, policy.raster, policy.swizzle = 0, 0, 1
-    found = plan((1024, 8192, 8192), tail="batch_norm_train", policy=policy)
-    assert "wait for each other" in found.describe()
+def test_a_pass_follows_blocks_that_wait_for_each_other_where_rows_trail() -> None:
+    """Such a launch is not a cooperative one, which would begin when all rows are split."""
+    stages = plan((1024, 8192, 8192), tail="batch_norm_train").describe()
+    assert "split the other rows" in stages
+    assert "wait for each other" in stages
+    assert "a pass that merges and normalises, unless all blocks ran" in stages
+    stages = plan((1024, 8192, 1024), tail="batch_norm_train").describe()
+    assert "split the other rows" not in stages
+    assert "wait for each other" in stages
+    assert "a pass that" not in stages
 
 
 @pytest.mark.parametrize("blocks", [-2, 1, 3, 132])

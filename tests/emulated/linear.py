@@ -1,5 +1,7 @@
 """Kernels of linear layers on the host; test_kernels.py runs this file with plugin.py."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from pycutfuse.testing import (
 )
 from pycutfuse.testing.forcing import KINDS, Kind
 
+from . import session
 from .plugin import binding
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -70,6 +73,38 @@ def test_rows_that_are_split_while_others_are_multiplied(
             stages = str(pcf.explain(pcf.ops.linear, x, weight, precision=tier))
         assert ("split the other rows on 2 SMs" in stages) == (policy is trails)
     assert torch.equal(results[0].view(torch.int32), results[1].view(torch.int32))
+
+
+def test_blocks_that_do_not_run_at_the_same_time_leave_batch_norm_to_a_pass(
+    monkeypatch: pytest.MonkeyPatch, emulated: None
+) -> None:
+    """Those of another cooperative launch do; both round alike."""
+    session.use_device(monkeypatch, binding.DeviceProps(sm_count=6))
+    m, n, k = 200, 500, 520
+    x, weight = randn((m, k), 1), randn((n, k), 2)
+    results = []
+    for blocks in (0, 2):
+        policy = trailing(m, n, k, "ieee")[0]
+        policy.raster, policy.swizzle, policy.trailing_blocks = 0, 1, blocks
+        mean, var, count = torch.zeros(n), torch.ones(n), torch.tensor(3)
+        call = partial(
+            pcf.ops.linear_batch_norm,
+            *(x, weight),
+            running_mean=mean,
+            running_var=var,
+            num_batches_tracked=count,
+            training=True,
+            after=(pcf.relu(),),
+        )
+        with forced_policy(policy):
+            stages = str(pcf.explain(call))
+            results.append((call(), mean, var, count))
+        assert ("unless all blocks ran" in stages) == (blocks > 0)
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+    exact = F.batch_norm(F.linear(x.double(), weight.double()), None, None, training=True).relu()
+    torch.testing.assert_close(results[1][0].double(), exact, rtol=1e-5, atol=1e-5)
+    assert int(results[1][3]) == 4
 
 
 @every_kind

@@ -79,6 +79,14 @@ class ProgramEpilogue {
 
   CUTLASS_DEVICE explicit ProgramEpilogue(const Params& params) : params_(params) {}
 
+  /// Of one warp, once.
+  CUTLASS_DEVICE void say_running(int lane) const {
+    uint32_t* running = params_.exchange.gathering;
+    if (running == nullptr || lane != 0) return;
+    cuda::atomic_ref<uint32_t, cuda::thread_scope_device>(*running).fetch_add(
+        1, cuda::memory_order_release);
+  }
+
   /// Of one warp: brings to `shared.staged` what the epilogue of `block` needs of memory, once it
   /// is there.
   template <class ProblemShape, class BlockCoord>
@@ -254,7 +262,11 @@ class EpilogueCollective
   CUTLASS_DEVICE auto load(LoadPipeline, LoadPipelineState state, const ProblemShape& problem,
                            BlockShape, const BlockCoord& block, TiledMma, int lane,
                            TensorStorage& storage, int) {
-    if (state.count() > 0) Staging::wait_until_read();
+    if (state.count() > 0) {
+      Staging::wait_until_read();
+    } else {
+      Base::say_running(lane);
+    }
     Base::stage(problem, block, lane, storage);
     Staging::say_staged();
     ++state;

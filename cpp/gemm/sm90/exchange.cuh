@@ -19,69 +19,60 @@ inline constexpr int kConsumers = 2 * cutlass::NumThreadsPerWarpGroup;
 /// By the barrier of the mainloop's turns, which nobody waits for between two tiles.
 CUTLASS_DEVICE void sync_consumers() { cutlass::arch::NamedBarrier::sync(kConsumers, 0u); }
 
-/// Says that this block's partials are in memory, and waits for those of its column of tiles.
-CUTLASS_DEVICE void meet(const MomentExchange& exchange, int tile_column, int thread) {
+CUTLASS_DEVICE uint64_t now_ns() {
+  uint64_t time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+  return time;
+}
+
+/// By one thread: whether all blocks of the launch run at the same time, as all of them will say. A
+/// block that is not running yet may be waiting for one that is, of another launch.
+CUTLASS_DEVICE bool agree(const MomentExchange& exchange) {
+  constexpr uint64_t kPatience = 100'000;  // ns, after a tile's products
+  using Atomic = cuda::atomic_ref<uint32_t, cuda::thread_scope_device>;
+  const Atomic running(exchange.gathering[0]), agreed(exchange.gathering[1]);
+  const auto vote = [&](Gathering vote) {
+    auto open = static_cast<uint32_t>(Gathering::kOpen);
+    agreed.compare_exchange_strong(open, static_cast<uint32_t>(vote), cuda::memory_order_acq_rel);
+  };
+  uint64_t start = 0;
+  while (true) {
+    const auto now = static_cast<Gathering>(agreed.load(cuda::memory_order_acquire));
+    if (now != Gathering::kOpen) return now == Gathering::kTogether;
+    const uint64_t time = now_ns();
+    if (start == 0) start = time;
+    if (running.load(cuda::memory_order_acquire) == exchange.blocks) {
+      vote(Gathering::kTogether);
+    } else if (time - start > kPatience) {
+      vote(Gathering::kApart);
+    }
+  }
+}
+
+/// Says that this block's partials are in memory, and waits for those of its column of tiles;
+/// `together` is in shared memory. Returns false if blocks do not wait for each other.
+CUTLASS_DEVICE bool meet(const MomentExchange& exchange, int tile_column, int thread,
+                         int* together) {
   sync_consumers();
   if (thread == 0) {
     cuda::atomic_ref<uint32_t, cuda::thread_scope_device> arrivals(exchange.arrivals[tile_column]);
     arrivals.fetch_add(1, cuda::memory_order_release);
-    while (arrivals.load(cuda::memory_order_acquire) < exchange.expected) {
+    const bool waits = exchange.gathering == nullptr || agree(exchange);
+    while (waits && arrivals.load(cuda::memory_order_acquire) < exchange.expected) {
     }
+    *together = waits;
   }
   sync_consumers();
+  return *together != 0;
 }
-
-struct MergedMoments {
-  double mean;
-  double m2;
-};
 
 /// Threads that merge a column's partials together, neighbours.
 template <int kTileN>
 inline constexpr int kMergers = kConsumers / kTileN;
 
-/// Moments of all rows of `column`, to each of its mergers: sums of the partials' distances from
-/// the first one, in fp64. Partials of 1024 rows are in flight at once: with a round trip to L2 for
-/// the first one, for eight and for the others a merge took 4.2 us instead of 1.5 (H100).
-template <int kTileN>
-CUTLASS_DEVICE MergedMoments merge_partials(const EpilogueArguments& arguments, int64_t column,
-                                            int merger, const batch_norm::Rows& rows, int row_count,
-                                            int64_t columns) {
-  constexpr int kThreads = kMergers<kTileN>;
-  constexpr int kAtOnce = 16 / kThreads;
-  const int partials = static_cast<int>(arguments.partial_count);
-  const auto* of_column = reinterpret_cast<const float2*>(arguments.partials) + column;
-  double origin = 0.0;
-  double sum = 0.0;
-  double squares = 0.0;
-#pragma unroll 1
-  for (int first = merger; first < partials + merger; first += kThreads * kAtOnce) {
-    float2 raw[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int p = first + kThreads * i;
-      raw[i] = p < partials ? __ldcg(of_column + p * columns) : float2{};
-    }
-    if (first == merger) origin = __shfl_sync(0xffffffffu, raw[0].x, 0, kThreads);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const double count = batch_norm::rows_of_partial(first + kThreads * i, row_count);
-      const double delta = raw[i].x - origin;
-      sum = fma(count, delta, sum);
-      squares += fma(count * delta, delta, static_cast<double>(raw[i].y));
-    }
-  }
-#pragma unroll
-  for (int other = 1; other < kThreads; other *= 2) {
-    sum += __shfl_xor_sync(0xffffffffu, sum, other);
-    squares += __shfl_xor_sync(0xffffffffu, squares, other);
-  }
-  const double m2 = squares - sum * sum * rows.inverse;
-  return {origin + sum * rows.inverse, m2 < 0.0 ? 0.0 : m2};  // NaN stays
-}
-
 /// v = batch_norm(v), within bounds, with the statistics of all rows, whose partials the blocks
 /// have stored. The first block of a column of tiles writes them and updates the running ones.
+/// Where blocks do not wait for each other v stays as it is.
 template <int kTileN>
 CUTLASS_DEVICE void normalise_together(float (&v)[AccumulatorCoordinates<kTileN>::kSize],
                                        const AccumulatorCoordinates<kTileN>& at, int thread,
@@ -91,6 +82,7 @@ CUTLASS_DEVICE void normalise_together(float (&v)[AccumulatorCoordinates<kTileN>
   constexpr int kRows = Coordinates::kRows;
   struct Terms {
     float mean[kTileN], scale[kTileN], shift[kTileN];
+    int together;
   };
   static_assert(sizeof(Terms) <= kConsumers / 32 * sizeof(WarpStorage<kTileN>));
   constexpr int kThreads = kMergers<kTileN>;
@@ -114,14 +106,18 @@ CUTLASS_DEVICE void normalise_together(float (&v)[AccumulatorCoordinates<kTileN>
   };
   const float weight = affine(bn.weight, 1.f);
   const float bias = affine(bn.bias, 0.f);
-  meet(exchange, tile_column, thread);
+  if (!meet(exchange, tile_column, thread, &terms.together)) {
+    sync_consumers();  // boxes lie where that was read
+    return;
+  }
   if (writes && thread == 0 && tile_column == 0 && bn.num_batches_tracked != nullptr) {
     ++*bn.num_batches_tracked;
   }
   if (own < kTileN) {
     const int merger = thread % kThreads;
-    const auto [mean, m2] =
-        merge_partials<kTileN>(arguments, column, merger, rows, row_count, at.columns);
+    const auto [mean, m2] = batch_norm::merge_partials<kThreads>(
+        arguments.partials + column, at.columns, static_cast<int>(arguments.partial_count), merger,
+        rows, row_count);
     if (merger == 0) {
       terms.mean[own] = static_cast<float>(mean);
       terms.scale[own] = weight * batch_norm::inverse_deviation(m2, rows, bn.eps);

@@ -92,7 +92,8 @@ class Sm90Gemm final : public Launcher {
     config.dynamicSmemBytes = kSharedBytes;
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = attributes;
-    config.numAttrs = call.epilogue.exchange.arrivals != nullptr ? 3 : 2;
+    const MomentExchange& exchange = call.epilogue.exchange;
+    config.numAttrs = exchange.arrivals != nullptr && exchange.gathering == nullptr ? 3 : 2;
     CUTFUSE_CUDA(cudaLaunchKernelEx(&config, cutlass::device_kernel<Kernel>, params));
     return {};
   }
