@@ -183,6 +183,7 @@ def install(patch: pytest.MonkeyPatch) -> Binding:
     for module in (_frozen, _launch):
         patch.setattr(module, "raw_stream", lambda index: 77)
     patch.setattr(_workspace, "_current_device", lambda: -1)  # of host tensors; a GPU's is 0
-    patch.setattr(_workspace, "_allocate", None)  # which would be a GPU's
+    if _workspace._allocate is getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None):
+        patch.setattr(_workspace, "_allocate", None)  # not a GPU's, where there is one
     _launch.clear_caches()
     return binding
