@@ -1,7 +1,8 @@
 /// \file
-/// Splitting an operand's last rows while a contraction multiplies the first ones. The waves of a
-/// contraction often leave SMs without a tile: they take as long to split what half of the waves
-/// need as those take, and the time of a split is a fifth of 1024x8192x8192.
+/// Splitting an operand's last rows while a contraction multiplies the first ones, on SMs for which
+/// its waves have no tile: four of 132 at 16384x4096x4096, where they have the time for all of x
+/// but the first 1024 rows, and at 1024x8192x8192, where it is a fifth of the weight's. By idle
+/// warps of the contraction's own blocks it was between 1.5 % faster and 2 % slower (H200).
 #pragma once
 
 #include <cstdint>
