@@ -1,7 +1,5 @@
 """Kernels of linear layers on the host; test_kernels.py runs this file with plugin.py."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -87,18 +85,12 @@ def test_blocks_that_do_not_run_at_the_same_time_leave_batch_norm_to_a_pass(
         policy = trailing(m, n, k, "ieee")[0]
         policy.raster, policy.swizzle, policy.trailing_blocks = 0, 1, blocks
         mean, var, count = torch.zeros(n), torch.ones(n), torch.tensor(3)
-        call = partial(
-            pcf.ops.linear_batch_norm,
-            *(x, weight),
-            running_mean=mean,
-            running_var=var,
-            num_batches_tracked=count,
-            training=True,
-            after=(pcf.relu(),),
-        )
+        norm = {"running_mean": mean, "running_var": var, "num_batches_tracked": count}
+        options = {**norm, "training": True, "after": (pcf.relu(),)}
         with forced_policy(policy):
-            stages = str(pcf.explain(call))
-            results.append((call(), mean, var, count))
+            stages = str(pcf.explain(pcf.ops.linear_batch_norm, x, weight, **options))
+            result = pcf.ops.linear_batch_norm(x, weight, **options)
+        results.append((result, mean, var, count))
         assert ("unless all blocks ran" in stages) == (blocks > 0)
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
