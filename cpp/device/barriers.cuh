@@ -6,7 +6,7 @@
 
 namespace cutfuse {
 
-/// Waits for `threads` threads, whole warps, at barrier `name`, 1 to 15.
+/// Waits for `threads` threads, whole warps, at barrier `name`, 0 (__syncthreads' own) to 15.
 __device__ __forceinline__ void sync_threads(int name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }

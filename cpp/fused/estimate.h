@@ -11,7 +11,7 @@ inline constexpr double kBandwidth = 3.4e6;
 /// Of one more kernel in a graph.
 inline constexpr double kLaunch = 2.5;
 
-/// A tile's products.
+/// Microseconds of a tile's products.
 double contraction_time(const GemmProblem& problem, const GemmPolicy& policy);
 
 /// Microseconds of a call that why_not() accepts, here; of planes that come through links, without

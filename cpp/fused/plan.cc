@@ -121,9 +121,9 @@ Status FusedPlan::split_last_rows(const FusedBuffers& buffers, gemm::GemmCall* c
   auto* arrived = at<uint32_t>(buffers.workspace, counts_) + exchange_counts();
   call->follows_fold = false;  // but this
   call->arriving = {arrived, trailing_.of_x, static_cast<int32_t>(job.rows),
-                    static_cast<int32_t>(trailing_.first_row / trailing_.tile_rows)};
+                    trailing_.first_row / trailing_.tile_rows};
   return split_trailing(job, problem_.gemm.k, planes(),
-                        {static_cast<int32_t>(trailing_.first_row), trailing_.tile_rows, arrived},
+                        {trailing_.first_row, trailing_.tile_rows, arrived},
                         policy_.trailing_blocks, stream);
 }
 

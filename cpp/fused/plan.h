@@ -75,7 +75,7 @@ int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
 /// weight, from first_row on.
 struct TrailingPart {
   bool of_x = false;
-  int64_t first_row = 0;
+  int32_t first_row = 0;
   int32_t tile_rows = 0;
   int32_t tiles = 0;  ///< of all rows
 };

@@ -72,8 +72,8 @@ TrailingPart trailing_part(const FusedProblem& problem, const GemmPolicy& policy
     first = std::max(first, end - rate * std::max(begins * wave - kDelay, 0.0));
   }
   const int64_t first_tile = ceil_div(static_cast<int64_t>(std::ceil(first)), tile_rows);
-  return {of_x, std::min(first_tile * tile_rows, rows), static_cast<int32_t>(tile_rows),
-          static_cast<int32_t>(ceil_div(rows, tile_rows))};
+  return {of_x, static_cast<int32_t>(std::min(first_tile * tile_rows, rows)),
+          static_cast<int32_t>(tile_rows), static_cast<int32_t>(ceil_div(rows, tile_rows))};
 }
 
 double trailing_gain(const FusedProblem& problem, const GemmPolicy& policy,

@@ -7,8 +7,6 @@
 
 #include <cstdint>
 
-#include "split/planes.h"
-
 namespace cutfuse::planes {
 
 inline constexpr int kGroup = 8;  // elements that one thread converts: 16 bytes of each plane
@@ -101,33 +99,6 @@ __device__ __forceinline__ void convert(const float (&x)[kCount], int exponent, 
   }
   hi = *reinterpret_cast<Packed*>(high);
   lo = *reinterpret_cast<Packed*>(low);
-}
-
-__device__ __forceinline__ void store_group(const Planes& planes, int64_t row, int64_t begin,
-                                            uint4 hi, uint4 lo) {
-  const int64_t at = row * planes.leading + begin;
-  *reinterpret_cast<uint4*>(planes.hi + at) = hi;
-  if (planes.lo != nullptr) *reinterpret_cast<uint4*>(planes.lo + at) = lo;
-}
-
-/// Converts and stores a row of which each of kThreads threads has every kThreads-th group.
-template <int kThreads, int kGroups>
-__device__ __forceinline__ void store_row(const float (&x)[kGroups][kGroup], int exponent,
-                                          bool nonfinite, const Planes& planes, int64_t row,
-                                          int thread) {
-  const bool plain = !nonfinite && exponent <= 127;
-  uint4 hi, lo;
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    const int64_t begin = (int64_t(g) * kThreads + thread) * kGroup;
-    if (begin >= planes.leading) break;
-    if (plain) {
-      convert<true>(x[g], exponent, hi, lo);
-    } else {
-      convert(x[g], exponent, hi, lo);
-    }
-    store_group(planes, row, begin, hi, lo);
-  }
 }
 
 /// Merges the magnitudes of the kThreads threads that share a row (one warp, or the whole block).

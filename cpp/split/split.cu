@@ -24,7 +24,6 @@ using planes::Magnitude;
 using planes::make_work;
 using planes::Planes;
 using planes::Source;
-using planes::store_group;
 using planes::Work;
 
 /// Eight values of a row from element `begin`; past k they are zero.
@@ -48,6 +47,33 @@ __device__ void load_group(const float* row, int64_t stride, int64_t begin, int6
 __device__ __forceinline__ void clear(const Counters& counters) {
   if (blockIdx.x != 0) return;
   for (int i = threadIdx.x; i < counters.count; i += blockDim.x) counters.data[i] = 0;
+}
+
+__device__ __forceinline__ void store_group(const Planes& to, int64_t row, int64_t begin, uint4 hi,
+                                            uint4 lo) {
+  const int64_t at = row * to.leading + begin;
+  *reinterpret_cast<uint4*>(to.hi + at) = hi;
+  if (to.lo != nullptr) *reinterpret_cast<uint4*>(to.lo + at) = lo;
+}
+
+/// Converts and stores a row of which each of kThreads threads has every kThreads-th group.
+template <int kThreads, int kGroups>
+__device__ __forceinline__ void store_row(const float (&x)[kGroups][kGroup], int exponent,
+                                          bool nonfinite, const Planes& to, int64_t row,
+                                          int thread) {
+  const bool plain = !nonfinite && exponent <= 127;
+  uint4 hi, lo;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const int64_t begin = (int64_t(g) * kThreads + thread) * kGroup;
+    if (begin >= to.leading) break;
+    if (plain) {
+      planes::convert<true>(x[g], exponent, hi, lo);
+    } else {
+      planes::convert(x[g], exponent, hi, lo);
+    }
+    store_group(to, row, begin, hi, lo);
+  }
 }
 
 constexpr int kBlock = 256;
@@ -94,7 +120,7 @@ __global__ void __launch_bounds__(kBlock)
     planes.words[row] = planes::word_of(exponent, magnitude.nonfinite);
   }
   if constexpr (kGroups > 0) {
-    planes::store_row<kThreads>(values, exponent, magnitude.nonfinite, planes, row, thread);
+    store_row<kThreads>(values, exponent, magnitude.nonfinite, planes, row, thread);
   } else {
     uint4 hi, lo;
     for (int64_t begin = thread * kGroup; begin < planes.leading; begin += kThreads * kGroup) {

@@ -42,10 +42,6 @@ def first_row(found: Any) -> int:
     return int(words[words.index("first") + 1])
 
 
-def selected(size: tuple[int, int, int], tier: str, device: Any = None) -> Any:
-    return plan(size, tier, device=device).policy
-
-
 def test_rows_of_the_founding_layers_trail() -> None:
     """On the SMs for which the waves have no tile: 4 of an H200's 132."""
     weights, samples = (1024, 8192, 8192), (16384, 4096, 4096)
