@@ -148,6 +148,7 @@ class Multiplier {
       ++held;
       if (held > 1 && count == kSlabSteps) {  // then those before are done
         cute::warpgroup_wait<1>();
+        slabs_.refill();
         slabs_.release();
         --held;
       }
@@ -156,11 +157,14 @@ class Multiplier {
     cute::warpgroup_wait<0>();
     fence(v);
 #pragma unroll 1
-    for (; held > 0; --held) slabs_.release();
+    for (; held > 0; --held) {
+      slabs_.refill();
+      slabs_.release();
+    }
   }
 
-  /// Two planes: v += a chunk's slabs. While a slab's products run, the next one is found if it is
-  /// there; to wait for it would keep this one from being released.
+  /// Two planes: v += a chunk's slabs. While a slab's products run, the one before is replaced and
+  /// the next one waited for.
   CUTLASS_DEVICE void multiply_planes(float (&v)[kValues], int32_t chunk, uint32_t patch,
                                       int32_t m_block) {
     const int32_t first = p_.chunk_slab[chunk];
@@ -168,16 +172,13 @@ class Multiplier {
     Steps these = steps_of(first, kSlabSteps, patch, m_block);
 #pragma unroll 1
     for (int32_t slab = first; left > 0; ++slab, left -= kSlabSteps) {
-      const bool last = left <= kSlabSteps;
-      bool found = last;
       Steps next = these;
+      const auto meanwhile = [&] {
+        slabs_.refill();
+        if (left > kSlabSteps) next = steps_of(slab + 1, kSlabSteps, patch, m_block);
+      };
       add_planes(v, these, min(left, kSlabSteps), slab % 3 == 0 ? p_.promotion : p_.promotion2,
-                 [&] {
-                   found = last || slabs_.is_there();
-                   if (!last && found) next = steps_of(slab + 1, kSlabSteps, patch, m_block);
-                 });
-      slabs_.release();
-      if (!found) next = steps_of(slab + 1, kSlabSteps, patch, m_block);
+                 meanwhile, [&] { slabs_.release(); });
       these = next;
     }
   }
@@ -293,27 +294,27 @@ class Multiplier {
 
   /// v += one slab's products at ieee. In short sums single truncations show: there the fourth
   /// product is added, and one or two steps of the large one are promoted at once. Calls
-  /// meanwhile() once, in long sums while products are on their way.
-  template <class Meanwhile>
+  /// meanwhile() once, in long sums while products are on their way, and read() once they are done.
+  template <class Meanwhile, class Read>
   CUTLASS_DEVICE void add_planes(float (&v)[kValues], const Steps& steps, int32_t count,
-                                 float factor, const Meanwhile& meanwhile) {
+                                 float factor, const Meanwhile& meanwhile, const Read& read) {
     const auto nothing = [] {};
     if (p_.steps_at_once != kSlabSteps) meanwhile();
     const auto slab = [&](auto counted) {
       constexpr int kCount = decltype(counted)::value;
       constexpr int kTwo = std::min(kCount, 2);
       if (p_.steps_at_once == kSlabSteps) {
-        promote<0, kCount, kCount, 3>(v, steps, factor, meanwhile);
+        promote<0, kCount, kCount, 3>(v, steps, factor, meanwhile, read);
       } else if (p_.steps_at_once == 2) {
-        promote<0, kTwo, kCount, 4>(v, steps, 1.f, nothing);
-        if constexpr (kCount > kTwo) promote<kTwo, kCount, 0, 4>(v, steps, 1.f, nothing);
+        promote<0, kTwo, kCount, 4>(v, steps, 1.f, nothing, nothing);
+        if constexpr (kCount > kTwo) promote<kTwo, kCount, 0, 4>(v, steps, 1.f, nothing, nothing);
       } else {
-        promote<0, 1, kCount, 4>(v, steps, 1.f, nothing);
+        promote<0, 1, kCount, 4>(v, steps, 1.f, nothing, nothing);
         Steps later = steps;
 #pragma unroll 1
         for (int i = 1; i < kCount; ++i) {
           later.next();
-          promote<0, 1, 0, 4>(v, later, 1.f, nothing);
+          promote<0, 1, 0, 4>(v, later, 1.f, nothing, nothing);
         }
       }
     };
@@ -332,15 +333,17 @@ class Multiplier {
         slab(cute::Int<4>{});
         break;
     }
+    if (p_.steps_at_once != kSlabSteps) read();
   }
 
   /// v += factor * (the small products of the first kSmall steps, then the large ones of kBegin ...
   /// kEnd - 1).
-  template <int kBegin, int kEnd, int kSmall, int kProducts, class Meanwhile>
+  template <int kBegin, int kEnd, int kSmall, int kProducts, class Meanwhile, class Read>
   CUTLASS_DEVICE void promote(float (&v)[kValues], const Steps& steps, float factor,
-                              const Meanwhile& meanwhile) {
+                              const Meanwhile& meanwhile, const Read& read) {
     float sum[kValues];
     sum_up<kBegin, kEnd, kSmall, kProducts>(sum, steps, meanwhile);
+    read();
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kValues; ++i) v[i] = fmaf(sum[i], factor, v[i]);
   }

@@ -163,7 +163,8 @@ struct PatchInfo {
 /// Where the weights' loader has got to, where they come through a ring.
 struct SlabsAhead {
   Schedule schedule;
-  int32_t slab, slot;
+  const char* from;  // the next slab; null: all are loaded
+  int32_t slab;      // its number
 };
 
 struct Control {

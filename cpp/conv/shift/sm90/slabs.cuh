@@ -20,9 +20,10 @@ class Slabs {
   /// Before the first tile. A ring is filled ahead over all tiles of this block.
   CUTLASS_DEVICE void start() {
     if (!loads() || stay()) return;
-    control_.ahead = {Schedule(p_), 0, 0};
+    const Schedule schedule(p_);
+    control_.ahead = {schedule, first_of(schedule), 0};
 #pragma unroll 1
-    for (int32_t i = 0; i < p_.g.slab_ring; ++i) load();
+    for (int32_t slot = 0; slot < p_.g.slab_ring; ++slot) load(slot);
   }
 
   /// A new (group, m tile) where slabs stay: all of them, after both warpgroups are done with the
@@ -31,7 +32,10 @@ class Slabs {
     if (!stay()) return;
     if (loads()) {
 #pragma unroll 1
-      for (int32_t i = 0; i < p_.g.slabs; ++i) copy(outer, i, i);
+      for (int32_t i = 0; i < p_.g.slabs; ++i) {
+        const bool last = i == p_.g.slabs - 1;
+        copy(slab_of(outer, i), i, last ? p_.shared.last_slab_bytes : p_.shared.slab_bytes);
+      }
     }
     turn_.phase ^= 1;
     first_ = true;
@@ -57,25 +61,22 @@ class Slabs {
     return slabs_ + slot * p_.shared.slab_bytes;
   }
 
-  /// Whether wait() for the next slab would not wait; of a whole warp.
-  CUTLASS_DEVICE bool is_there() const {
-    if (stay()) return !first_;
-    const uint64_t* full = &control_.slab_full[turn_.stage];
-    return __all_sync(0xffffffffu, Barrier::test_wait(full, turn_.phase, 1));
+  /// Once for each slab, before it is released: another one takes the place of the slab before it,
+  /// which the other warpgroup has likely released too. At best while products are on their way:
+  /// all warps of a warpgroup wait for the one that loads.
+  CUTLASS_DEVICE void refill() {
+    if (stay() || !loads() || (first_ && read_.stage == 0)) return;
+    const bool wraps = read_.stage == 0;
+    const int32_t slot = wraps ? p_.g.slab_ring - 1 : read_.stage - 1;
+    Barrier::wait(&control_.slab_empty[slot], wraps ? read_.phase ^ 1 : read_.phase);
+    load(slot);
   }
 
   /// This warp has read the oldest slab of those that wait() gave.
   CUTLASS_DEVICE void release() {
     if (stay()) return;
-    if (threadIdx.x % 32 == 0) Barrier::arrive(&control_.slab_empty[read_.stage]);
-    // The slot before this one: the other warpgroup is likely done with it.
-    if (loads() && !(first_ && read_.stage == 0)) {
-      const bool wraps = read_.stage == 0;
-      Barrier::wait(&control_.slab_empty[wraps ? p_.g.slab_ring - 1 : read_.stage - 1],
-                    wraps ? read_.phase ^ 1 : read_.phase);
-      load();
-    }
     __syncwarp();
+    if (threadIdx.x % 32 == 0) Barrier::arrive(&control_.slab_empty[read_.stage]);
     read_.next(p_.g.slab_ring);
     first_ = first_ && read_.stage != 0;
   }
@@ -90,29 +91,35 @@ class Slabs {
 
   CUTLASS_DEVICE static bool loads() { return threadIdx.x == 0; }
 
-  /// The next slab of all tiles, if there is one.
-  CUTLASS_DEVICE void load() {
+  CUTLASS_DEVICE const char* slab_of(int32_t outer, int32_t slab) const {
+    return static_cast<const char*>(p_.packed) +
+           (int64_t(outer) * p_.g.slabs + slab) * p_.shared.slab_bytes;
+  }
+  /// First slab of a tile, or null after the last tile.
+  CUTLASS_DEVICE const char* first_of(const Schedule& schedule) const {
+    return schedule.more(p_) ? slab_of(p_.tiles_of_outer.divide(schedule.index()), 0) : nullptr;
+  }
+
+  /// The next slab of all tiles, if there is one. What follows it is found after the copy began.
+  CUTLASS_DEVICE void load(int32_t slot) {
     SlabsAhead& ahead = control_.ahead;
-    if (!ahead.schedule.more(p_)) return;
-    copy(p_.tiles_of_outer.divide(ahead.schedule.index()), ahead.slab, ahead.slot);
-    if (++ahead.slot == p_.g.slab_ring) ahead.slot = 0;
+    const char* from = ahead.from;
+    if (from == nullptr) return;
+    copy(from, slot, p_.shared.slab_bytes);
+    ahead.from = from + p_.shared.slab_bytes;
     if (++ahead.slab == p_.g.slabs) {
       ahead.slab = 0;
       ahead.schedule.next(p_);
+      ahead.from = first_of(ahead.schedule);
     }
   }
 
-  CUTLASS_DEVICE void copy(int32_t outer, int32_t slab, int32_t slot) {
-    const uint32_t pitch = p_.shared.slab_bytes;
-    const bool last = stay() && slab == p_.g.slabs - 1;
-    const uint32_t bytes = last ? p_.shared.last_slab_bytes : pitch;
-    const char* from =
-        static_cast<const char*>(p_.packed) + (int64_t(outer) * p_.g.slabs + slab) * pitch;
+  CUTLASS_DEVICE void copy(const char* from, int32_t slot, uint32_t bytes) {
     TransactionBarrier::arrive_and_expect_tx(&control_.slab_full[slot], bytes);
     const uint32_t barrier = shared_address(&control_.slab_full[slot]);
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(slabs_ + slot * pitch),
+            "r"(slabs_ + slot * p_.shared.slab_bytes),
         "l"(from), "r"(bytes), "r"(barrier)
         : "memory");
   }
