@@ -14,14 +14,18 @@ class Multiplier {
  public:
   static constexpr int kValues = kN / 2;
 
-  CUTLASS_DEVICE Multiplier(const Params& params, char* shared, Slabs& slabs)
+  CUTLASS_DEVICE Multiplier(const Params& params, char* shared)
       : p_(params),
         control_(*reinterpret_cast<Control*>(shared + params.shared.control)),
         patches_(shared_address(shared) + params.shared.patch),
-        slabs_(slabs),
+        slabs_(params, shared),
         turns_(params.turns) {
     if (turns_ != Turns::kNone && threadIdx.x >= 128) pass_turn();
+    slabs_.start();
   }
+
+  /// A new (group, m tile), after both warpgroups are done with the old one.
+  CUTLASS_DEVICE void replace_weights(int32_t outer) { slabs_.replace(outer); }
 
   /// Waits for the next tile's patch, or for its first chunk of channels; calls idle() if it is not
   /// there.
@@ -32,7 +36,12 @@ class Multiplier {
       idle();
       Barrier::wait(full, turn_.phase);
     }
-    return control_.info[turn_.stage];
+    return info_of(control_, turn_);
+  }
+
+  /// Of the tile's last patch, after it was released: until the next tile's is.
+  CUTLASS_DEVICE const PatchInfo& last() const {
+    return info_of(control_, turn_.previous(p_.g.stages));
   }
 
   /// After next(): v is the sum over all chunks for the pixels from `first` of the patch on, scaled
@@ -41,38 +50,57 @@ class Multiplier {
   template <class Meanwhile>
   CUTLASS_DEVICE bool run(float (&v)[kValues], int32_t& exponent, int32_t first, int32_t m_block,
                           const Meanwhile& meanwhile) {
-    const Geometry& g = p_.g;
-    bool finite = true;
     if constexpr (kPlanes == 2 && !kInParts) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kValues; ++i) v[i] = 0.f;
     }
-    // Without the loop where there is one chunk: in it the compiler would serialise wgmma.
-    const int32_t chunks = takes_chunks(kN) ? g.chunks : 1;
-    for (int32_t chunk = 0; chunk < chunks; ++chunk, turn_.next(g.stages)) {
-      const int32_t stage = turn_.stage;
-      if (chunk > 0) Barrier::wait(&control_.full[stage], turn_.phase);
-      const int32_t here = control_.info[stage].exponent;
-      finite = finite && control_.info[stage].finite;
-      const int32_t change = chunk > 0 ? here - exponent : 0;
+    return for_chunks(0, exponent, true, [&](int32_t chunk, int32_t change) {
       if constexpr (kPlanes == 1 && takes_chunks(kN)) rescale(v, change);
-      exponent = here;
-      const uint32_t patch = patches_ + stage * p_.shared.stage_bytes + first * 16;
       if (turns_ == Turns::kOfTiles) wait_turn();
       if constexpr (kInParts) {
-        multiply_in_parts(v, patch, m_block);
+        multiply_in_parts(v, patch_at(first), m_block);
       } else if constexpr (kPlanes == 2) {
         if (change != 0) rescale(v, change);
-        multiply_planes(v, chunk, patch, m_block);
+        add_short(v, p_.chunk_slab[chunk], p_.chunk_steps[chunk], patch_at(first), m_block);
       } else {
-        multiply(v, chunk, patch, m_block, meanwhile);
+        multiply(v, chunk, patch_at(first), m_block, meanwhile);
       }
       if (turns_ == Turns::kOfTiles) pass_turn();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) Barrier::arrive(&control_.empty[stage]);
-    }
-    slabs_.finish_tile();
-    return finite;
+    });
+  }
+
+  /// After next(), where Params::begins_ahead: the products of the tile's first slab are on their
+  /// way to `sum`, until finish_begun(). Without a tile, those of whatever is there: a branch would
+  /// serialise wgmma.
+  CUTLASS_DEVICE void begin(float (&sum)[kValues], bool tile, int32_t first, int32_t m_block) {
+    const uint32_t weights = tile ? slabs_.wait(0, kSlabSteps) : slabs_.any();
+    issue<0, kSlabSteps, kSlabSteps, 3>(sum, slab_at(weights, 0, patch_at(first), m_block));
+  }
+
+  /// After begin(): as run().
+  CUTLASS_DEVICE bool finish_begun(float (&v)[kValues], float (&sum)[kValues], int32_t& exponent,
+                                   int32_t first, int32_t m_block) {
+    const int32_t left = p_.chunk_steps[0] - kSlabSteps;
+    const uint32_t patch = patch_at(first);
+    const Slab next = meanwhile_find(1, left, patch, m_block);
+    finish_slab(sum, [&](int i) { v[i] = sum[i] * p_.promotion; });
+    add_slabs(v, next, 1, left, patch, m_block);
+    const PatchInfo& info = info_of(control_, turn_);
+    exponent = info.exponent;
+    const bool finite = info.finite;
+    finish_chunk();
+    return for_chunks(1, exponent, finite, [&](int32_t chunk, int32_t change) {
+      if (change != 0) rescale(v, change);
+      const int32_t slab = p_.chunk_slab[chunk];
+      const uint32_t patch = patch_at(first);
+      add_slabs(v, slab_of(slab, patch, m_block), slab, p_.chunk_steps[chunk], patch, m_block);
+    });
+  }
+
+  /// After begin() without a tile.
+  CUTLASS_DEVICE static void wait_for(float (&sum)[kValues]) {
+    cute::warpgroup_wait<0>();
+    fence(sum);
   }
 
   /// After the last tile: the other warpgroup's turn has been passed once more than it waits.
@@ -87,9 +115,42 @@ class Multiplier {
   const Params& p_;
   Control& control_;
   uint32_t patches_;
-  Slabs& slabs_;
+  Slabs slabs_;
   Turn turn_;
   Turns turns_;
+  int32_t leaving_ = -1;  // slot of the slab whose products are on their way
+
+  /// body(chunk, by how much its exponent differs from the one before) for the chunks of a tile from
+  /// `begin` on; 0: of the first one by nothing. Returns whether all of x was finite.
+  template <class Body>
+  CUTLASS_DEVICE bool for_chunks(int32_t begin, int32_t& exponent, bool finite, const Body& body) {
+    // Without the loop where there is one chunk: in it the compiler would serialise wgmma.
+    const int32_t chunks = takes_chunks(kN) ? p_.g.chunks : 1;
+    for (int32_t chunk = begin; chunk < chunks; ++chunk) {
+      if (chunk > 0) Barrier::wait(&control_.full[turn_.stage], turn_.phase);
+      const PatchInfo& info = info_of(control_, turn_);
+      const int32_t here = info.exponent;
+      finite = finite && info.finite;
+      const int32_t change = chunk > 0 ? here - exponent : 0;
+      exponent = here;
+      body(chunk, change);
+      finish_chunk();
+    }
+    slabs_.finish_tile();
+    return finite;
+  }
+
+  /// The patch has been read.
+  CUTLASS_DEVICE void finish_chunk() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) Barrier::arrive(&control_.empty[turn_.stage]);
+    turn_.next(p_.g.stages);
+  }
+
+  /// Of the present stage, from pixel `first` on.
+  CUTLASS_DEVICE uint32_t patch_at(int32_t first) const {
+    return patches_ + turn_.stage * p_.shared.stage_bytes + first * 16;
+  }
 
   /// Of a step's weights.
   CUTLASS_DEVICE uint32_t plane_bytes() const { return p_.g.weight_rows * kRowStepBytes; }
@@ -124,11 +185,14 @@ class Multiplier {
     }
   };
 
+  CUTLASS_DEVICE Steps steps_at(uint32_t weights, int32_t slab, uint32_t patch,
+                                int32_t m_block) const {
+    return {operand_word(weights + m_block * 64 * 16, plane_bytes() / 2),
+            kPlanes * plane_bytes() >> 4, &p_.steps[slab * kSlabSteps], patch >> 4};
+  }
   /// Waits for the slabs of `count` steps, from slab `slab` on.
   CUTLASS_DEVICE Steps steps_of(int32_t slab, int32_t count, uint32_t patch, int32_t m_block) {
-    const uint32_t weights = slabs_.wait(slab, count) + m_block * 64 * 16;
-    return {operand_word(weights, plane_bytes() / 2), kPlanes * plane_bytes() >> 4,
-            &p_.steps[slab * kSlabSteps], patch >> 4};
+    return steps_at(slabs_.wait(slab, count), slab, patch, m_block);
   }
 
   /// One plane: v is the accumulator of all chunks.
@@ -163,23 +227,125 @@ class Multiplier {
     }
   }
 
-  /// Two planes: v += a chunk's slabs. While a slab's products run, the one before is replaced and
-  /// the next one waited for.
-  CUTLASS_DEVICE void multiply_planes(float (&v)[kValues], int32_t chunk, uint32_t patch,
-                                      int32_t m_block) {
-    const int32_t first = p_.chunk_slab[chunk];
-    int32_t left = p_.chunk_steps[chunk];
-    Steps these = steps_of(first, kSlabSteps, patch, m_block);
+  /// A slab's four steps, found while products of another run.
+  struct Slab {
+    uint32_t a, a_stride;
+    uint32_t b[kSlabSteps];
+
+    CUTLASS_DEVICE uint32_t weight(int step) const { return a + step * a_stride; }
+    CUTLASS_DEVICE uint32_t pixels(int step) const { return b[step]; }
+  };
+
+  CUTLASS_DEVICE Slab slab_at(uint32_t weights, int32_t slab, uint32_t patch,
+                              int32_t m_block) const {
+    Slab found{operand_word(weights + m_block * 64 * 16, plane_bytes() / 2),
+               kPlanes * plane_bytes() >> 4, {}};
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kSlabSteps; ++i) {
+      found.b[i] = p_.steps[slab * kSlabSteps + i] + (patch >> 4);
+    }
+    return found;
+  }
+  CUTLASS_DEVICE Slab slab_of(int32_t slab, uint32_t patch, int32_t m_block) {
+    return slab_at(slabs_.wait(slab, kSlabSteps), slab, patch, m_block);
+  }
+
+  /// While a slab's products run: the one before is replaced, and slab `slab` waited for if there
+  /// are `left` steps more.
+  CUTLASS_DEVICE Slab meanwhile_find(int32_t slab, int32_t left, uint32_t patch, int32_t m_block) {
+    slabs_.refill();
+    leaving_ = slabs_.leave();
+    Slab next{};
+    if (left > 0) next = slab_of(slab, patch, m_block);
+    return next;
+  }
+
+  /// Waits for a slab's products, and takes them by take(i). Between two slabs' products nothing
+  /// else is done: beyond 500 cycles the tensor cores would wait (H100).
+  template <class Take>
+  CUTLASS_DEVICE void finish_slab(float (&sum)[kValues], const Take& take) {
+    wait_for(sum);
+    slabs_.arrive(leaving_);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kValues; ++i) take(i);
+  }
+
+  /// Two planes: v += `left` steps of a chunk, from slab `slab` on, which `these` are of.
+  CUTLASS_DEVICE void add_slabs(float (&v)[kValues], Slab these, int32_t slab, int32_t left,
+                                uint32_t patch, int32_t m_block) {
 #pragma unroll 1
-    for (int32_t slab = first; left > 0; ++slab, left -= kSlabSteps) {
-      Steps next = these;
-      const auto meanwhile = [&] {
-        slabs_.refill();
-        if (left > kSlabSteps) next = steps_of(slab + 1, kSlabSteps, patch, m_block);
-      };
-      add_planes(v, these, min(left, kSlabSteps), slab % 3 == 0 ? p_.promotion : p_.promotion2,
-                 meanwhile, [&] { slabs_.release(); });
-      these = next;
+    while (left >= kSlabSteps) {
+      float sum[kValues];
+      issue<0, kSlabSteps, kSlabSteps, 3>(sum, these);
+      const float factor = slab % 3 == 0 ? p_.promotion : p_.promotion2;
+      ++slab;
+      left -= kSlabSteps;
+      these = meanwhile_find(slab, left, patch, m_block);
+      finish_slab(sum, [&](int i) { v[i] = fmaf(sum[i], factor, v[i]); });
+    }
+    const auto rest = [&](auto counted) {
+      constexpr int kCount = decltype(counted)::value;
+      float sum[kValues];
+      issue<0, kCount, kCount, 3>(sum, these);
+      const float factor = slab % 3 == 0 ? p_.promotion : p_.promotion2;
+      meanwhile_find(0, 0, patch, m_block);
+      finish_slab(sum, [&](int i) { v[i] = fmaf(sum[i], factor, v[i]); });
+    };
+    static_assert(kSlabSteps == 4);
+    switch (left) {
+      case 1:
+        return rest(cute::Int<1>{});
+      case 2:
+        return rest(cute::Int<2>{});
+      case 3:
+        return rest(cute::Int<3>{});
+      default:
+        return;
+    }
+  }
+
+  /// v += a chunk's steps where sums are short, so that single truncations show: the fourth product
+  /// is added, and one or two steps of the large one are promoted at once.
+  CUTLASS_DEVICE void add_short(float (&v)[kValues], int32_t slab, int32_t left, uint32_t patch,
+                                int32_t m_block) {
+#pragma unroll 1
+    for (; left > 0; ++slab, left -= kSlabSteps) {
+      slabs_.refill();
+      add_short(v, steps_of(slab, kSlabSteps, patch, m_block), min(left, kSlabSteps));
+      slabs_.release();
+    }
+  }
+
+  CUTLASS_DEVICE void add_short(float (&v)[kValues], Steps steps, int32_t count) {
+    const auto slab = [&](auto counted) {
+      constexpr int kCount = decltype(counted)::value;
+      constexpr int kTwo = std::min(kCount, 2);
+      if (p_.steps_at_once == 2) {
+        promote<0, kTwo, kCount>(v, steps);
+        if constexpr (kCount > kTwo) promote<kTwo, kCount, 0>(v, steps);
+      } else {
+        promote<0, 1, kCount>(v, steps);
+#pragma unroll 1
+        for (int i = 1; i < kCount; ++i) {
+          steps.next();
+          promote<0, 1, 0>(v, steps);
+        }
+      }
+    };
+    static_assert(kSlabSteps == 4);
+    switch (count) {
+      case 1:
+        slab(cute::Int<1>{});
+        break;
+      case 2:
+        slab(cute::Int<2>{});
+        break;
+      case 3:
+        slab(cute::Int<3>{});
+        break;
+      default:
+        slab(cute::Int<4>{});
+        break;
     }
   }
 
@@ -292,66 +458,20 @@ class Multiplier {
     }
   }
 
-  /// v += one slab's products at ieee. In short sums single truncations show: there the fourth
-  /// product is added, and one or two steps of the large one are promoted at once. Calls
-  /// meanwhile() once, in long sums while products are on their way, and read() once they are done.
-  template <class Meanwhile, class Read>
-  CUTLASS_DEVICE void add_planes(float (&v)[kValues], const Steps& steps, int32_t count,
-                                 float factor, const Meanwhile& meanwhile, const Read& read) {
-    const auto nothing = [] {};
-    if (p_.steps_at_once != kSlabSteps) meanwhile();
-    const auto slab = [&](auto counted) {
-      constexpr int kCount = decltype(counted)::value;
-      constexpr int kTwo = std::min(kCount, 2);
-      if (p_.steps_at_once == kSlabSteps) {
-        promote<0, kCount, kCount, 3>(v, steps, factor, meanwhile, read);
-      } else if (p_.steps_at_once == 2) {
-        promote<0, kTwo, kCount, 4>(v, steps, 1.f, nothing, nothing);
-        if constexpr (kCount > kTwo) promote<kTwo, kCount, 0, 4>(v, steps, 1.f, nothing, nothing);
-      } else {
-        promote<0, 1, kCount, 4>(v, steps, 1.f, nothing, nothing);
-        Steps later = steps;
-#pragma unroll 1
-        for (int i = 1; i < kCount; ++i) {
-          later.next();
-          promote<0, 1, 0, 4>(v, later, 1.f, nothing, nothing);
-        }
-      }
-    };
-    static_assert(kSlabSteps == 4);
-    switch (count) {
-      case 1:
-        slab(cute::Int<1>{});
-        break;
-      case 2:
-        slab(cute::Int<2>{});
-        break;
-      case 3:
-        slab(cute::Int<3>{});
-        break;
-      default:
-        slab(cute::Int<4>{});
-        break;
-    }
-    if (p_.steps_at_once != kSlabSteps) read();
-  }
-
-  /// v += factor * (the small products of the first kSmall steps, then the large ones of kBegin ...
-  /// kEnd - 1).
-  template <int kBegin, int kEnd, int kSmall, int kProducts, class Meanwhile, class Read>
-  CUTLASS_DEVICE void promote(float (&v)[kValues], const Steps& steps, float factor,
-                              const Meanwhile& meanwhile, const Read& read) {
+  /// v += the four small products of the first kSmall steps, then the large ones of kBegin ...
+  /// kEnd - 1.
+  template <int kBegin, int kEnd, int kSmall>
+  CUTLASS_DEVICE void promote(float (&v)[kValues], const Steps& steps) {
     float sum[kValues];
-    sum_up<kBegin, kEnd, kSmall, kProducts>(sum, steps, meanwhile);
-    read();
+    issue<kBegin, kEnd, kSmall, 4>(sum, steps);
+    wait_for(sum);
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kValues; ++i) v[i] = fmaf(sum[i], factor, v[i]);
+    for (int i = 0; i < kValues; ++i) v[i] += sum[i];
   }
 
   /// The small ones first: the accumulator truncates at the size of what it holds.
-  template <int kBegin, int kEnd, int kSmall, int kProducts, class Meanwhile>
-  CUTLASS_DEVICE void sum_up(float (&sum)[kValues], const Steps& steps,
-                             const Meanwhile& meanwhile) {
+  template <int kBegin, int kEnd, int kSmall, int kProducts, class AnySteps>
+  CUTLASS_DEVICE void issue(float (&sum)[kValues], const AnySteps& steps) {
     const uint32_t low_weight = plane_bytes() >> 4;
     const uint32_t low_patch = uint32_t(p_.shared.plane_bytes) >> 4;
     if (turns_ == Turns::kOfSums) wait_turn();
@@ -371,9 +491,6 @@ class Multiplier {
     }
     cute::warpgroup_commit_batch();
     if (turns_ == Turns::kOfSums) pass_turn();
-    meanwhile();
-    cute::warpgroup_wait<0>();
-    fence(sum);
   }
 };
 

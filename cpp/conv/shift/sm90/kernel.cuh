@@ -73,51 +73,129 @@ CUTLASS_DEVICE void prepare_rows(const Params& p, char* shared, const TileOf& ti
 }
 
 template <int kN, int kPlanes, class Element, Role kRole>
-CUTLASS_DEVICE void consume(const Params& p, char* shared) {
-  const int32_t warpgroup = int32_t(threadIdx.x) / 128;
-  const int32_t block_number = p.g.tile_blocks == 2 ? warpgroup : 0;
-  Slabs slabs(p, shared);
-  Multiplier<kN, kPlanes, Element> multiplier(p, shared, slabs);
-  Epilogue<kN, kRole> epilogue(p, shared);
-  int32_t outer = -1;
-  TileOf tile{0, 0, 0, p.g.m_blocks == 2 ? warpgroup : 0};
-  const auto enter = [&](int32_t next) {
-    outer = next;
-    tile.group = p.m_tiles.divide(outer);
-    tile.m_tile = outer - tile.group * p.g.m_tiles;
-    cutlass::arch::NamedBarrier::sync(kConsumers, kConsumerBarrier);
-    slabs.replace(outer);
-    prepare_rows(p, shared, tile);
-    cutlass::arch::NamedBarrier::sync(kConsumers, kConsumerBarrier);
-  };
-  slabs.start();
-  enter(p.tiles_of_outer.divide(int32_t(blockIdx.x) * p.walk));
-  for (int32_t left = Schedule::count(p); left > 0; --left) {
-    const PatchInfo& info = multiplier.next([&] { epilogue.send_rest(); });
-    if (info.outer != outer) {
-      epilogue.flush(tile);
-      enter(info.outer);
-    }
-    tile.image = info.image;
-    const Block block = info.blocks[block_number];
-    const int32_t offset = info.offset[block_number];
-    float v[kN / 2];
-    int32_t exponent = 0;
-    // In strips the producers are what is waited for, and they wait for the patch: nothing comes
-    // before its release (4 % of the transposed founding problem; H200). At ieee it would spill.
-    const bool later = kPlanes == 2 || p.g.strip != 0;
-    const auto prepare = [&](bool now) {
-      if (now) epilogue.prepare(tile, block);
-    };
-    const bool finite =
-        multiplier.run(v, exponent, max(offset, 0), tile.m_block, [&] { prepare(!later); });
-    prepare(later);
-    if (offset >= 0) epilogue.run(v, tile, block, exponent, finite);
-    if (later) epilogue.send_rest();
+class Consumer {
+ public:
+  CUTLASS_DEVICE Consumer(const Params& p, char* shared)
+      : p_(p),
+        shared_(shared),
+        multiplier_(p, shared),
+        epilogue_(p, shared),
+        block_number_(p.g.tile_blocks == 2 ? warpgroup() : 0),
+        tile_{0, 0, 0, p.g.m_blocks == 2 ? warpgroup() : 0} {
+    enter(p.tiles_of_outer.divide(int32_t(blockIdx.x) * p.walk));
   }
-  multiplier.finish();
-  epilogue.flush(tile);
-  epilogue.finish();
+
+  CUTLASS_DEVICE void run() {
+    for (int32_t left = Schedule::count(p_); left > 0; --left) {
+      const PatchInfo& info = multiplier_.next([&] { epilogue_.send_rest(); });
+      if (info.outer != outer_) leave_for(info.outer);
+      tile_.image = info.image;
+      const Block block = info.blocks[block_number_];
+      const int32_t offset = info.offset[block_number_];
+      float v[kN / 2];
+      int32_t exponent = 0;
+      // In strips the producers are what is waited for, and they wait for the patch: nothing comes
+      // before its release (4 % of the transposed founding problem; H200). At ieee it would spill.
+      const bool later = kPlanes == 2 || p_.g.strip != 0;
+      const auto prepare = [&](bool now) {
+        if (now) epilogue_.prepare(tile_, block);
+      };
+      const bool finite = multiplier_.run(v, exponent, max(offset, 0), tile_.m_block,
+                                          [&] { prepare(!later); });
+      prepare(later);
+      if (offset >= 0) epilogue_.run(v, tile_, block, exponent, finite);
+      if (later) epilogue_.send_rest();
+    }
+    finish();
+  }
+
+  /// The same where sums at ieee are long; a tile's first products run while the one before it is
+  /// stored, if that leaves them registers.
+  CUTLASS_DEVICE void run_ahead() {
+    constexpr bool kAhead = kRole != Role::kAny;
+    const auto nothing = [] {};
+    const auto first_of = [&](const PatchInfo& info) { return max(info.offset[block_number_], 0); };
+    float sum[kN / 2];
+    int32_t first = first_of(multiplier_.next(nothing));
+    multiplier_.begin(sum, true, first, tile_.m_block);
+    for (int32_t left = Schedule::count(p_); left > 0; --left) {
+      float v[kN / 2];
+      int32_t exponent = 0;
+      const bool finite = multiplier_.finish_begun(v, sum, exponent, first, tile_.m_block);
+      const PatchInfo& info = multiplier_.last();
+      const bool more = left > 1;
+      int32_t outer = outer_;
+      const auto find_next = [&] {
+        if (!more) return;
+        const PatchInfo& next = multiplier_.next(nothing);
+        first = first_of(next);
+        outer = next.outer;
+      };
+      if constexpr (kAhead) {
+        find_next();
+        // Weights that stay are replaced between tiles of different ones: then it begins again.
+        const bool begins = more && (outer == outer_ || !weights_stay(p_.g));
+        multiplier_.begin(sum, begins, first, tile_.m_block);
+      }
+      tile_.image = info.image;
+      const Block block = info.blocks[block_number_];
+      epilogue_.prepare(tile_, block);
+      if (info.offset[block_number_] >= 0) epilogue_.run(v, tile_, block, exponent, finite);
+      epilogue_.send_rest();
+      if constexpr (!kAhead) find_next();
+      const bool leaves = outer != outer_;
+      if (leaves) leave_for(outer);
+      if constexpr (!kAhead) {
+        multiplier_.begin(sum, more, first, tile_.m_block);
+      } else if (leaves && weights_stay(p_.g)) {
+        multiplier_.wait_for(sum);
+        multiplier_.begin(sum, true, first, tile_.m_block);
+      }
+    }
+    multiplier_.wait_for(sum);
+    finish();
+  }
+
+ private:
+  const Params& p_;
+  char* shared_;
+  Multiplier<kN, kPlanes, Element> multiplier_;
+  Epilogue<kN, kRole> epilogue_;
+  int32_t block_number_;
+  int32_t outer_ = -1;
+  TileOf tile_;
+
+  CUTLASS_DEVICE static int32_t warpgroup() { return int32_t(threadIdx.x) / 128; }
+
+  CUTLASS_DEVICE void enter(int32_t outer) {
+    outer_ = outer;
+    tile_.group = p_.m_tiles.divide(outer);
+    tile_.m_tile = outer - tile_.group * p_.g.m_tiles;
+    cutlass::arch::NamedBarrier::sync(kConsumers, kConsumerBarrier);
+    multiplier_.replace_weights(outer);
+    prepare_rows(p_, shared_, tile_);
+    cutlass::arch::NamedBarrier::sync(kConsumers, kConsumerBarrier);
+  }
+
+  CUTLASS_DEVICE void leave_for(int32_t outer) {
+    epilogue_.flush(tile_);
+    enter(outer);
+  }
+
+  CUTLASS_DEVICE void finish() {
+    multiplier_.finish();
+    epilogue_.flush(tile_);
+    epilogue_.finish();
+  }
+};
+
+template <int kN, int kPlanes, class Element, Role kRole>
+CUTLASS_DEVICE void consume(const Params& p, char* shared) {
+  Consumer<kN, kPlanes, Element, kRole> consumer(p, shared);
+  if constexpr (kPlanes == 2 && !in_parts(kN, kPlanes)) {
+    if (p.steps_at_once == kSlabSteps) return consumer.run_ahead();
+  }
+  consumer.run();
 }
 
 template <int kN, int kPlanes, class Element, Role kRole>

@@ -30,6 +30,9 @@ struct Turn {
       phase ^= 1;
     }
   }
+  CUTLASS_DEVICE Turn previous(int32_t stages) const {
+    return stage > 0 ? Turn{stage - 1, phase} : Turn{stages - 1, phase ^ 1};
+  }
 };
 
 /// What a row of the weights' tile needs afterwards.
@@ -150,7 +153,8 @@ struct TileOf {
   }
 };
 
-/// What a producer says of the patch in a stage.
+/// What a producer says of a patch; of two that were in one stage, so that the last one's may be
+/// read until the next one is released.
 struct PatchInfo {
   int32_t exponent;  // planes hold x * 2^exponent
   bool finite;       // all of them
@@ -174,11 +178,15 @@ struct Control {
   uint64_t piece_empty[kMaxPieces];
   uint64_t slab_full[kMaxRing];
   uint64_t slab_empty[kMaxRing];
-  PatchInfo info[kMaxStages];
+  PatchInfo info[2 * kMaxStages];  // by the patches' turns
   SlabsAhead ahead;
   uint32_t largest[3];  // bits of the patch's largest magnitude, taken in turn
 };
 static_assert(sizeof(Control) <= kControlBytes);
+
+CUTLASS_DEVICE PatchInfo& info_of(Control& control, const Turn& turn) {
+  return control.info[turn.phase * kMaxStages + turn.stage];
+}
 
 CUTLASS_DEVICE uint32_t shared_address(const void* pointer) {
   return cute::cast_smem_ptr_to_uint(pointer);

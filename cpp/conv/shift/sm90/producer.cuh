@@ -81,7 +81,7 @@ class Producer {
     bool first_round = true;
     for (Patches patches(p_); patches.more(p_); patches.next(p_)) {
       if (!first_round) Barrier::wait(&control_.empty[turn.stage], turn.phase ^ 1);
-      fill(patches, turn.stage, slot, convert);
+      fill(patches, turn, slot, convert);
       turn.next(p_.g.stages);
       if (turn.stage == 0) first_round = false;
       slot = slot == 2 ? 0 : slot + 1;
@@ -89,11 +89,12 @@ class Producer {
   }
 
   template <class Convert>
-  CUTLASS_DEVICE void fill(const Patches& patches, int32_t stage, int32_t slot,
+  CUTLASS_DEVICE void fill(const Patches& patches, const Turn& turn, int32_t slot,
                            const Convert& convert) {
+    const int32_t stage = turn.stage;
     const bool native = p_.dtype == DType::kFloat16;
     if (native) exponent_ = 0;
-    PatchInfo& info = control_.info[stage];
+    PatchInfo& info = info_of(control_, turn);
     if (thread_ < p_.g.tile_blocks) describe(patches, thread_, info);
     copy(stage, patches.advance, patches.begin);
     float largest = agree(convert(patches, stage), slot, false);

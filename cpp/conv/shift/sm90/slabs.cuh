@@ -61,6 +61,9 @@ class Slabs {
     return slabs_ + slot * p_.shared.slab_bytes;
   }
 
+  /// Shared address of some slab, there or not.
+  CUTLASS_DEVICE uint32_t any() const { return slabs_; }
+
   /// Once for each slab, before it is released: another one takes the place of the slab before it,
   /// which the other warpgroup has likely released too. At best while products are on their way:
   /// all warps of a warpgroup wait for the one that loads.
@@ -74,11 +77,19 @@ class Slabs {
 
   /// This warp has read the oldest slab of those that wait() gave.
   CUTLASS_DEVICE void release() {
-    if (stay()) return;
     __syncwarp();
-    if (threadIdx.x % 32 == 0) Barrier::arrive(&control_.slab_empty[read_.stage]);
+    arrive(leave());
+  }
+  /// The same in two parts: what can be done before the slab has been read, and the rest.
+  CUTLASS_DEVICE int32_t leave() {
+    if (stay()) return -1;
+    const int32_t slot = read_.stage;
     read_.next(p_.g.slab_ring);
     first_ = first_ && read_.stage != 0;
+    return slot;
+  }
+  CUTLASS_DEVICE void arrive(int32_t slot) {
+    if (slot >= 0 && threadIdx.x % 32 == 0) Barrier::arrive(&control_.slab_empty[slot]);
   }
 
  private:
