@@ -100,8 +100,8 @@ class Consumer {
       const auto prepare = [&](bool now) {
         if (now) epilogue_.prepare(tile_, block);
       };
-      const bool finite = multiplier_.run(v, exponent, max(offset, 0), tile_.m_block,
-                                          [&] { prepare(!later); });
+      const bool finite =
+          multiplier_.run(v, exponent, max(offset, 0), tile_.m_block, [&] { prepare(!later); });
       prepare(later);
       if (offset >= 0) epilogue_.run(v, tile_, block, exponent, finite);
       if (later) epilogue_.send_rest();
