@@ -83,29 +83,38 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const bool two = policy.planes == 2;
   const double n = policy.tile_n;
   // Of one tile: cycles of the tensor cores, items of the busiest producer warp, values stored and
-  // promoted. Coefficients: least squares over 404 launches of 27 problems on an H200, median error
-  // 12 %.
+  // promoted.
   const double cycles = 2.0 * steps * (two ? 3.0 : 1.0) * std::max(n / 2.0, 32.0);
   const More more = more_of(problem, g);
   const double items = double(layout.busiest_items) * (1.0 + more.items);
   const double stored =
       g.tile_blocks * n * g.weight_rows / 16.0 * ((g.warp_channels + 7) / 8) * (1.0 + more.stored);
+  const bool few = n * policy.planes <= 128;  // accumulators
+  const int32_t walk = layout.walk(device.sm_count, true);
+  const double walks = std::ceil(double(layout.tile_count) / walk);
+  const double passes = problem.tail == Tail::kBatchNormTrain ? 2.0 : 1.0;
+  const double tiles = passes * std::ceil(walks / device.sm_count) * walk;
+  const bool grouped = problem.conv.groups > 1;
+  if (two && !shift::in_parts(policy.tile_n, policy.planes) &&
+      layout.steps_at_once == shift::kSlabSteps) {
+    // From 1,039 launches of 32 problems on an H100; chosen by it, they took 1.06 of the shortest.
+    const double tile =
+        1.27 * g.chunks + (few ? 1.03e-3 : 5e-4) * cycles + 0.345 * items + 8.1e-4 * stored;
+    const double stacked = g.stack > 1 ? 0.85 : 1.0;  // of the transposed founding problem
+    return 14.0 + tiles * tile * stacked * (grouped ? 1.35 : 1.0);
+  }
+  // Coefficients: least squares over 404 launches of 27 problems on an H200, median error 12 %.
   const double promoted = two ? 2.0 * n * steps / layout.steps_at_once : 0.0;
-  const double few = n * policy.planes <= 128 ? 5.3e-4 : 0.0;  // accumulators
-  const double tile =
-      1.0 * g.chunks + (8.4e-4 + few) * cycles + 0.313 * items + 4e-4 * stored + 1.5e-3 * promoted;
+  const double tile = 1.0 * g.chunks + (8.4e-4 + (few ? 5.3e-4 : 0.0)) * cycles + 0.313 * items +
+                      4e-4 * stored + 1.5e-3 * promoted;
   // What the sum does not say: long tiles overlap more, and weights that come through a ring, or
   // little of x on its way, keep one plane's products waiting.
   double factor = n == 256 && weights_stay(g) ? 0.85 : 1.0;
   if (!stores_ahead(layout)) factor *= 1.05;
   if (!two && !weights_stay(g)) factor *= 1.1;
   if (!two && !reads_ahead(policy, layout)) factor *= 1.05;
-  const int32_t walk = layout.walk(device.sm_count, true);
-  const double walks = std::ceil(double(layout.tile_count) / walk);
-  const double passes = problem.tail == Tail::kBatchNormTrain ? 2.0 : 1.0;
   // Launches from a cold L2, and what 200 other problems took instead.
-  const double others = problem.conv.groups > 1 ? 1.35 : 0.92;
-  return 24.0 + passes * std::ceil(walks / device.sm_count) * walk * tile * factor * others;
+  return 24.0 + tiles * tile * factor * (grouped ? 1.35 : 0.92);
 }
 
 Status select_policy(const FusedConvProblem& problem, const DeviceProps& device, ConvPolicy* policy,
