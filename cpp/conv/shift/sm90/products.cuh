@@ -36,6 +36,11 @@ class Products {
   /// Of a step's weights.
   CUTLASS_DEVICE uint32_t plane_bytes() const { return p_.g.weight_rows * kRowStepBytes; }
 
+  /// By which a slab's sum is promoted, in turn as in gemm/sm90/mainloop.cuh.
+  CUTLASS_DEVICE float factor_of(int32_t slab) const {
+    return slab % 3 == 0 ? p_.promotion : p_.promotion2;
+  }
+
   CUTLASS_DEVICE static void wait_turn() {
     cutlass::arch::NamedBarrier::sync(kConsumers, kTurnBarrier + threadIdx.x / 128);
   }
@@ -43,46 +48,48 @@ class Products {
     cutlass::arch::NamedBarrier::arrive(kConsumers, kTurnBarrier + (1 - threadIdx.x / 128));
   }
 
-  /// The steps of a slab, or of several that lie one after the other: where their weights are, and
-  /// the patch's words. Instructions that follow each other without a loop cost a third of its
-  /// issue slots.
-  struct Steps {
+  /// Where the weights of steps lie that follow each other.
+  struct Weights {
     uint32_t a, a_stride;
+
+    CUTLASS_DEVICE uint32_t weight(int step) const { return a + step * a_stride; }
+  };
+
+  CUTLASS_DEVICE Weights weights_at(uint32_t address, int32_t m_block) const {
+    return {operand_word(address + m_block * 64 * 16, plane_bytes() / 2),
+            kPlanes * plane_bytes() >> 4};
+  }
+
+  /// The steps of a slab, or of several that lie one after the other: their weights, and the
+  /// patch's words. Instructions that follow each other without a loop cost a third of its issue
+  /// slots.
+  struct Steps : Weights {
     const uint32_t* words;
     uint32_t patch;
 
-    CUTLASS_DEVICE uint32_t weight(int step) const { return a + step * a_stride; }
     CUTLASS_DEVICE uint32_t pixels(int step) const { return words[step] + patch; }
     CUTLASS_DEVICE void next(int count = 1) {
-      a += count * a_stride;
+      this->a += count * this->a_stride;
       words += count;
     }
   };
 
-  CUTLASS_DEVICE Steps steps_at(uint32_t weights, int32_t slab, uint32_t patch,
-                                int32_t m_block) const {
-    return {operand_word(weights + m_block * 64 * 16, plane_bytes() / 2),
-            kPlanes * plane_bytes() >> 4, &p_.steps[slab * kSlabSteps], patch >> 4};
-  }
   /// Waits for the slabs of `count` steps, from slab `slab` on.
   CUTLASS_DEVICE Steps steps_of(int32_t slab, int32_t count, uint32_t patch, int32_t m_block) {
-    return steps_at(slabs_.wait(slab, count), slab, patch, m_block);
+    return {weights_at(slabs_.wait(slab, count), m_block), &p_.steps[slab * kSlabSteps],
+            patch >> 4};
   }
 
   /// A slab's four steps, found while products of another run.
-  struct Slab {
-    uint32_t a, a_stride;
+  struct Slab : Weights {
     uint32_t b[kSlabSteps];
 
-    CUTLASS_DEVICE uint32_t weight(int step) const { return a + step * a_stride; }
     CUTLASS_DEVICE uint32_t pixels(int step) const { return b[step]; }
   };
 
-  CUTLASS_DEVICE Slab slab_at(uint32_t weights, int32_t slab, uint32_t patch,
+  CUTLASS_DEVICE Slab slab_at(uint32_t address, int32_t slab, uint32_t patch,
                               int32_t m_block) const {
-    Slab found{operand_word(weights + m_block * 64 * 16, plane_bytes() / 2),
-               kPlanes * plane_bytes() >> 4,
-               {}};
+    Slab found{weights_at(address, m_block), {}};
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kSlabSteps; ++i) {
       found.b[i] = p_.steps[slab * kSlabSteps + i] + (patch >> 4);
@@ -120,7 +127,7 @@ class Products {
     while (left >= kSlabSteps) {
       float sum[kValues];
       issue<0, kSlabSteps, kSlabSteps, 3>(sum, these);
-      const float factor = slab % 3 == 0 ? p_.promotion : p_.promotion2;
+      const float factor = factor_of(slab);
       ++slab;
       left -= kSlabSteps;
       these = meanwhile_find(slab, left, patch, m_block);
@@ -130,7 +137,7 @@ class Products {
       constexpr int kCount = decltype(counted)::value;
       float sum[kValues];
       issue<0, kCount, kCount, 3>(sum, these);
-      const float factor = slab % 3 == 0 ? p_.promotion : p_.promotion2;
+      const float factor = factor_of(slab);
       meanwhile_find(0, 0, patch, m_block);
       finish_slab(sum, [&](int i) { v[i] = fmaf(sum[i], factor, v[i]); });
     };
@@ -235,8 +242,9 @@ class Products {
     }
 #pragma unroll 1
     for (int32_t done = 0; done < count; done += at_once, steps.next(at_once)) {
-      const bool second = at_once == kSlabSteps && done / kSlabSteps % 3 != 0;
-      const float factor = at_once == 1 ? 1.f : second ? p_.promotion2 : p_.promotion;
+      const float factor = at_once == 1            ? 1.f
+                           : at_once == kSlabSteps ? factor_of(done / kSlabSteps)
+                                                   : p_.promotion;
       switch (min(count - done, at_once)) {
         case 1:
           promote_parts<1>(v, steps, factor);
