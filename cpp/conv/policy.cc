@@ -87,8 +87,8 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const double cycles = 2.0 * steps * (two ? 3.0 : 1.0) * std::max(n / 2.0, 32.0);
   const More more = more_of(problem, g);
   const double items = double(layout.busiest_items) * (1.0 + more.items);
-  const double stored =
-      g.tile_blocks * n * g.weight_rows / 16.0 * ((g.warp_channels + 7) / 8) * (1.0 + more.stored);
+  const double stored = g.tile_blocks * n * g.weight_rows / 16.0 * ((g.warp_channels + 7) / 8);
+  const double more_stored = 4e-4 * stored * more.stored;
   const bool few = n * policy.planes <= 128;  // accumulators
   const int32_t walk = layout.walk(device.sm_count, true);
   const double walks = std::ceil(double(layout.tile_count) / walk);
@@ -98,15 +98,16 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   if (two && !shift::in_parts(policy.tile_n, policy.planes) &&
       layout.steps_at_once == shift::kSlabSteps) {
     // From 1,039 launches of 32 problems on an H100; what it chooses takes 1.02 of the shortest.
-    const double tile =
-        1.27 * g.chunks + (few ? 1.03e-3 : 5e-4) * cycles + 0.345 * items + 8.1e-4 * stored;
+    const double tile = 1.27 * g.chunks + (few ? 1.03e-3 : 5e-4) * cycles + 0.345 * items +
+                        8.1e-4 * stored + more_stored;
     const double stacked = g.stack > 1 ? 0.85 : 1.0;  // of the transposed founding problem
-    return 14.0 + tiles * tile * stacked * (grouped ? 1.35 : 1.0);
+    // The launches of these took 14; packing a weight that is not frozen takes 10 more.
+    return 24.0 + tiles * tile * stacked * (grouped ? 1.35 : 1.0);
   }
   // Coefficients: least squares over 404 launches of 27 problems on an H200, median error 12 %.
   const double promoted = two ? 2.0 * n * steps / layout.steps_at_once : 0.0;
   const double tile = 1.0 * g.chunks + (8.4e-4 + (few ? 5.3e-4 : 0.0)) * cycles + 0.313 * items +
-                      4e-4 * stored + 1.5e-3 * promoted;
+                      4e-4 * stored + more_stored + 1.5e-3 * promoted;
   // What the sum does not say: long tiles overlap more, and weights that come through a ring, or
   // little of x on its way, keep one plane's products waiting.
   double factor = n == 256 && weights_stay(g) ? 0.85 : 1.0;
