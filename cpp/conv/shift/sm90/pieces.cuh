@@ -100,7 +100,8 @@ class PieceReader {
         warp_(thread / 32),
         lane_(thread % 32) {}
 
-  /// body(values, pixel of the patch, group of the chunk) for this thread's new pixels of a patch.
+  /// body(items) for this thread's items of a patch's new pixels: two at once, where there are two,
+  /// so that neither waits for itself alone.
   template <class Body>
   CUTLASS_DEVICE void for_patch(const Patches& patches, const Body& body) {
     switch (p_.lanes_together) {
@@ -129,8 +130,6 @@ class PieceReader {
     const int32_t apart = g.phase_channels == 0 ? 1 : g.phase_channels / kLanes;
     const auto groups = int32_t(p_.piece_groups.divisor);
     const int32_t step = g.stride_w * 4;
-    int32_t at[kLanes];
-    lanes_.in_piece(0, at);
     for (Pieces pieces(p_, patches); pieces.more(); pieces.next()) {
       const int32_t offset = pieces.offset();
       const int32_t begin = max(offset, patches.begin);
@@ -142,17 +141,28 @@ class PieceReader {
       if (item < 0) item += kWarps;
       taken_ = (taken_ + items) % kWarps;
       Barrier::wait(&control_.piece_full[turn_.stage], turn_.phase);
-#pragma unroll 1
-      for (; item < items; item += kWarps) {
+      const auto take = [&](int32_t item) {
+        Item taken;
         const int32_t block = p_.piece_groups.divide(item);
         const int32_t group = item - block * groups;
-        if (groups > 1) lanes_.in_piece(group * kLanes, at);
+        int32_t at[kLanes];
+        lanes_.in_piece(group * kLanes, at);
         const char* from = piece + block * 32 * step;
-        float v[kLanes];
         CUTLASS_PRAGMA_UNROLL
-        for (int c = 0; c < kLanes; c += kTogether) load<kTogether>(from + at[c], &v[c]);
-        const int32_t pixel = begin + block * 32 + lane_;
-        if (pixel < end) body(v, pixel, pieces.block() + group * apart);
+        for (int c = 0; c < kLanes; c += kTogether) load<kTogether>(from + at[c], &taken.v[c]);
+        taken.pixel = begin + block * 32 + lane_;
+        taken.group = pieces.block() + group * apart;
+        taken.exists = taken.pixel < end;
+        return taken;
+      };
+#pragma unroll 1
+      for (; item + kWarps < items; item += 2 * kWarps) {
+        const Item both[2] = {take(item), take(item + kWarps)};
+        body(both);
+      }
+      if (item < items) {
+        const Item one[1] = {take(item)};
+        body(one);
       }
       __syncwarp();
       if (lane_ == 0) Barrier::arrive(&control_.piece_empty[turn_.stage]);

@@ -175,9 +175,7 @@ class Producer {
     const float scale = power_of_two(exponent_);
     __half2 largest = __float2half2_rn(0.f);
     char* to = plane(stage);
-    reader.for_patch(patches, [&](const float (&v)[kLanes], int32_t pixel, int32_t group) {
-      store(v, scale, to + group * p_.shared.group_bytes + pixel * 16, largest);
-    });
+    reader.for_patch(patches, [&](const auto& items) { store_all(items, scale, to, largest); });
     return magnitude_of(largest);
   }
 
@@ -188,24 +186,21 @@ class Producer {
     const float scale = power_of_two(exponent_);
     const int32_t groups = patches.groups(p_);
     const int32_t patch = p_.g.patch;
-    const int32_t distance = p_.g.group_warps * p_.shared.group_bytes;
     __half2 largest = __float2half2_rn(0.f);
+    char* to = plane(stage);
     for (int32_t pixel = patches.begin + share.pixel; pixel - share.lane < patch;
          pixel += share.pixel_stride) {
-      char* to = plane(stage) + share.group * p_.shared.group_bytes + pixel * 16;
 #pragma unroll 1
-      for (int32_t group = share.group; group < groups;
-           group += kBatch * p_.g.group_warps, to += kBatch * distance) {
-        float v[kBatch][kLanes];
-        reader.template take<kBatch>(v);
-        if (pixel < patch) {
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < kBatch; ++i) {
-            if (i == 0 || group + i * p_.g.group_warps < groups) {
-              store(v[i], scale, to + i * distance, largest);
-            }
-          }
+      for (int32_t group = share.group; group < groups; group += kBatch * p_.g.group_warps) {
+        Item items[kBatch];
+        reader.template take<kBatch>(items);
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kBatch; ++i) {
+          items[i].pixel = pixel;
+          items[i].group = group + i * p_.g.group_warps;
+          items[i].exists = pixel < patch && items[i].group < groups;
         }
+        store_all(items, scale, to, largest);
         reader.template issue<kBatch>();
       }
     }
@@ -216,8 +211,9 @@ class Producer {
   CUTLASS_DEVICE float convert_again(const Patches& patches, int32_t stage) const {
     const float scale = power_of_two(exponent_);
     __half2 largest = __float2half2_rn(0.f);
-    for_all(patches, [&](const float (&v)[kLanes], int32_t pixel, int32_t group) {
-      store(v, scale, plane(stage) + group * p_.shared.group_bytes + pixel * 16, largest);
+    for_all(patches, [&](const Item& item) {
+      const Item items[1] = {item};
+      store_all(items, scale, plane(stage), largest);
     });
     return magnitude_of(largest);
   }
@@ -225,17 +221,17 @@ class Producer {
   /// The largest finite magnitude of the whole patch that this thread reads.
   CUTLASS_DEVICE float measure(const Patches& patches) const {
     float largest = 0.f;
-    for_all(patches, [&](const float (&v)[kLanes], int32_t, int32_t) {
+    for_all(patches, [&](const Item& item) {
       CUTLASS_PRAGMA_UNROLL
       for (int c = 0; c < kLanes; ++c) {
-        const float magnitude = fabsf(v[c]);
+        const float magnitude = fabsf(item.v[c]);
         if (magnitude < INFINITY) largest = fmaxf(largest, magnitude);
       }
     });
     return largest;
   }
 
-  /// body(values, pixel, group of the chunk) for this thread's pixels of the patch.
+  /// body(item) for this thread's pixels of the patch.
   template <class Body>
   CUTLASS_DEVICE void for_all(const Patches& patches, const Body& body) const {
     const Lanes lanes(p_, shared_);
@@ -247,14 +243,14 @@ class Producer {
 #pragma unroll 1
       for (int32_t group = 0; group < groups; ++group) {
         const int32_t first = (patches.first_group(p_) + group) * kLanes;
-        float v[kLanes];
+        Item item{{}, pixel, group, true};
         CUTLASS_PRAGMA_UNROLL
         for (int c = 0; c < kLanes; ++c) {
           const bool inside = source.inside(p_, lanes.phase(first + c));
           const char* from = image + (source.bytes + lanes.bytes(first + c));
-          v[c] = inside ? load_value(from, 0, p_.dtype) : 0.f;
+          item.v[c] = inside ? load_value(from, 0, p_.dtype) : 0.f;
         }
-        body(v, pixel, group);
+        body(item);
       }
     }
   }
@@ -265,10 +261,34 @@ class Producer {
     return __uint_as_float(max(low, __float_as_uint(__high2float(largest))));
   }
 
-  CUTLASS_DEVICE void store(const float (&v)[kLanes], float scale, char* to,
-                            __half2& largest) const {
-    uint32_t high[kLanes / 2];
-    uint32_t low[kLanes / 2];
+  /// Stores items' planes, those of which exist; without branches between them, so that they are
+  /// converted side by side.
+  template <int kCount>
+  CUTLASS_DEVICE void store_all(const Item (&items)[kCount], float scale, char* to,
+                                __half2& largest) const {
+    uint32_t high[kCount][kLanes / 2];
+    uint32_t low[kCount][kLanes / 2];
+    CUTLASS_PRAGMA_UNROLL
+    for (int k = 0; k < kCount; ++k) {
+      const __half2 magnitude = split(items[k].v, scale, high[k], low[k]);
+      if (items[k].exists) largest = __hmax2_nan(largest, magnitude);
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int k = 0; k < kCount; ++k) {
+      if (!items[k].exists) continue;
+      char* at = to + items[k].group * p_.shared.group_bytes + items[k].pixel * 16;
+      *reinterpret_cast<uint4*>(at) = {high[k][0], high[k][1], high[k][2], high[k][3]};
+      if constexpr (kPlanes == 2) {
+        *reinterpret_cast<uint4*>(at + p_.shared.plane_bytes) = {low[k][0], low[k][1], low[k][2],
+                                                                 low[k][3]};
+      }
+    }
+  }
+
+  /// Planes of v * scale; returns the largest magnitudes of the first.
+  CUTLASS_DEVICE static __half2 split(const float (&v)[kLanes], float scale,
+                                      uint32_t (&high)[kLanes / 2], uint32_t (&low)[kLanes / 2]) {
+    __half2 largest = __float2half2_rn(0.f);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kLanes / 2; ++i) {
       const float a = v[2 * i] * scale;
@@ -282,10 +302,7 @@ class Producer {
         low[i] = *reinterpret_cast<const uint32_t*>(&rest);
       }
     }
-    *reinterpret_cast<uint4*>(to) = {high[0], high[1], high[2], high[3]};
-    if constexpr (kPlanes == 2) {
-      *reinterpret_cast<uint4*>(to + p_.shared.plane_bytes) = {low[0], low[1], low[2], low[3]};
-    }
+    return largest;
   }
 };
 

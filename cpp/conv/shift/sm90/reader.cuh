@@ -106,7 +106,7 @@ class Reader : Items {
 
   /// The values of the oldest batch of items; issue() brings another in its place.
   template <int kBatch>
-  CUTLASS_DEVICE void take(float (&v)[kBatch][kLanes]) const {
+  CUTLASS_DEVICE void take(Item (&items)[kBatch]) const {
     wait_but(p_.g.raw_depth - 1);
     const uint32_t from = raw_ + slot_ * (kBatch * kRawItemBytes);
     if (together()) {
@@ -115,7 +115,8 @@ class Reader : Items {
         CUTLASS_PRAGMA_UNROLL
         for (int c = 0; c < kLanes; c += 4) {
           asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                       : "=f"(v[i][c]), "=f"(v[i][c + 1]), "=f"(v[i][c + 2]), "=f"(v[i][c + 3])
+                       : "=f"(items[i].v[c]), "=f"(items[i].v[c + 1]), "=f"(items[i].v[c + 2]),
+                         "=f"(items[i].v[c + 3])
                        : "r"((from ^ c * 4) + i * kRawItemBytes));
         }
       }
@@ -125,7 +126,7 @@ class Reader : Items {
         CUTLASS_PRAGMA_UNROLL
         for (int c = 0; c < kLanes; c += 2) {
           asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                       : "=f"(v[i][c]), "=f"(v[i][c + 1])
+                       : "=f"(items[i].v[c]), "=f"(items[i].v[c + 1])
                        : "r"(from + i * kRawItemBytes + c * 128));
         }
       }
@@ -135,7 +136,7 @@ class Reader : Items {
         CUTLASS_PRAGMA_UNROLL
         for (int c = 0; c < kLanes; ++c) {
           asm volatile("ld.shared.f32 %0, [%1];"
-                       : "=f"(v[i][c])
+                       : "=f"(items[i].v[c])
                        : "r"(from + i * kRawItemBytes + c * 128));
         }
       }
@@ -261,7 +262,7 @@ class DirectReader : Items {
   }
 
   template <int kBatch>
-  CUTLASS_DEVICE void take(float (&v)[kBatch][kLanes]) const {
+  CUTLASS_DEVICE void take(Item (&items)[kBatch]) const {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kBatch; ++i) {
       CUTLASS_PRAGMA_UNROLL
@@ -269,8 +270,8 @@ class DirectReader : Items {
         const float2 pair = p_.channels_together
                                 ? unpack_pair(bits_[i][c / 2], p_.dtype)
                                 : unpack_pair(bits_[i][c] | bits_[i][c + 1] << 16, p_.dtype);
-        v[i][c] = pair.x;
-        v[i][c + 1] = pair.y;
+        items[i].v[c] = pair.x;
+        items[i].v[c + 1] = pair.y;
       }
     }
   }

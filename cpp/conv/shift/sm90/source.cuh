@@ -102,6 +102,13 @@ CUTLASS_DEVICE Source locate(const Params& p, int32_t strip, int32_t flat) {
   return source;
 }
 
+/// Eight lane-channels of a pixel.
+struct Item {
+  float v[kLanes];
+  int32_t pixel, group;  // of the patch, and of its chunk
+  bool exists;
+};
+
 CUTLASS_DEVICE const char* image_of(const Params& p, const Tile& tile) {
   const int32_t group = p.m_tiles.divide(tile.outer);
   const int64_t offset = tile.image * p.x_image + int64_t(group) * p.g.channels * p.x_channel;
