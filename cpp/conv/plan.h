@@ -33,7 +33,7 @@ Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
                  const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan);
 }  // namespace pointwise
 
-/// A 1x1 convolution of fp32 NCHW images at tf32, as they are.
+/// A 1x1 convolution of fp32 NCHW images as they are.
 namespace nchw {
 Status expect(const FusedConvProblem& problem, const DeviceProps& device, double* time);
 Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,

@@ -6,15 +6,13 @@
 #include <utility>
 
 #include "conv/plan.h"
+#include "conv/weight_planes.h"
 #include "core/status.h"
 #include "cutfuse/fused.h"
-#include "cutfuse/split.h"
 #include "fused/estimate.h"
 
 namespace cutfuse::conv::pointwise {
 namespace {
-
-constexpr int64_t kAlignment = 256;
 
 /// Rows are pixels and columns output channels.
 Status as_linear(const FusedConvProblem& problem, FusedProblem* linear) {
@@ -52,8 +50,10 @@ class PointwisePlan final : public MechanismPlan {
   const ConvPolicy& policy() const noexcept override { return policy_; }
   const DeviceProps& device() const noexcept override { return plan_->device(); }
   int64_t workspace_bytes() const noexcept override { return plan_->workspace_bytes(); }
-  int64_t packed_bytes() const noexcept override { return words_at_ + layout_.word_bytes; }
-  std::string packed_key() const override { return std::to_string(planes_) + " planes of rows"; }
+  int64_t packed_bytes() const noexcept override { return planes_.bytes(); }
+  std::string packed_key() const override {
+    return std::to_string(planes_.count()) + " planes of rows";
+  }
   std::string describe() const override {
     return to_string(problem_.conv) + ": a matrix product of its pixels\n" + plan_->describe();
   }
@@ -66,20 +66,14 @@ class PointwisePlan final : public MechanismPlan {
   FusedConvProblem problem_;
   ConvPolicy policy_;
   std::unique_ptr<Plan, PlanDeleter> plan_;
-  int32_t planes_ = 0;  // of the weight, which is read as it is where there are none
-  PlanesLayout layout_;
-  int64_t words_at_ = 0;
+  WeightPlanes planes_;
 
   ConstMatrix matrix(const ConstTensor4& weight) const noexcept;
 };
 
 Status PointwisePlan::lay_out() noexcept {
   const GemmProblem& gemm = plan_->problem().gemm;
-  planes_ = policy_.gemm.arch == 0 ? 0 : plane_count(gemm);
-  if (planes_ == 0) return {};
-  if (Status status = planes_layout(gemm.n, gemm.k, planes_, &layout_); !status.ok()) return status;
-  words_at_ = (layout_.plane_bytes + kAlignment - 1) / kAlignment * kAlignment;
-  return {};
+  return planes_.lay_out(gemm, policy_.gemm.arch == 0 ? 0 : plane_count(gemm));
 }
 
 ConstMatrix PointwisePlan::matrix(const ConstTensor4& weight) const noexcept {
@@ -91,10 +85,7 @@ ConstMatrix PointwisePlan::matrix(const ConstTensor4& weight) const noexcept {
 }
 
 Status PointwisePlan::pack(const ConstTensor4& weight, void* packed, void* stream) const noexcept {
-  if (planes_ == 0) return {};
-  const GemmProblem& gemm = plan_->problem().gemm;
-  auto* words = reinterpret_cast<int32_t*>(static_cast<char*>(packed) + words_at_);
-  return split(matrix(weight), gemm.n, gemm.k, planes_, packed, words, plan_->device(), stream);
+  return planes_.pack(matrix(weight), plan_->problem().gemm, packed, plan_->device(), stream);
 }
 
 Status PointwisePlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {
@@ -103,12 +94,10 @@ Status PointwisePlan::launch(const ConvBuffers& buffers, void* stream) const noe
   if (Status status = hand_on(buffers, &operands, &linear); !status.ok()) return status;
   linear.x = {buffers.x.data, problem_.pixel_stride, buffers.x.strides[1], problem_.conv.dtype};
   linear.weight = matrix(buffers.weight);
-  if (problem_.packed_weight && planes_ > 0) {
+  if (problem_.packed_weight && planes_.count() > 0) {
     CUTFUSE_CHECK(buffers.packed != nullptr, Code::kInvalidValue,
                   "the plan expects a packed weight, got null");
-    linear.weight_planes = buffers.packed;
-    linear.weight_words =
-        reinterpret_cast<const int32_t*>(static_cast<const char*>(buffers.packed) + words_at_);
+    planes_.bind(buffers.packed, &linear);
   }
   linear.out = {buffers.out, problem_.conv.out_channels, problem_.conv.dtype};
   linear.workspace = buffers.workspace;

@@ -26,8 +26,8 @@ struct TensorBoxes {
   const void* data = nullptr;
   std::array<int64_t, 5> sizes = {}, strides = {};
   std::array<int32_t, 5> box = {};
-  /// Values are rounded to TF32 on their way, and boxes, 128 bytes wide, swizzled by those.
-  bool tf32 = false;
+  bool swizzled = false;  ///< boxes, 128 bytes wide, by those
+  bool tf32 = false;      ///< values are rounded to TF32 on their way
 };
 
 /// Whether the strides and the address are such as a tensor map can have.

@@ -13,10 +13,10 @@ std::string FusedPlan::describe_preparation() const {
   if (empty()) return text;
   const std::string clears =
       exchanging_blocks_ != 0 ? ", clear the counts of blocks that have arrived" : "";
-  if (planes() > 0 && !links_.reads_images) {
+  if (planes() > 0 && (!links_.reads_images || links_.images.planes_in)) {
     const std::string into =
         planes() == 2 ? " into two scaled fp16 planes" : " into one scaled fp16 plane";
-    std::string what = links_.reads_planes ? "" : "x";
+    std::string what = splits_x() ? "x" : "";
     if (!problem_.weight_planes) what += what.empty() ? "weight" : " and weight";
     if (!what.empty()) text += "split " + what + into;
     if (problem_.weight_planes) text += " (the frozen weight has its planes)";

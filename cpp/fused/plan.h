@@ -152,9 +152,11 @@ class FusedPlan final : public Plan {
 
   /// Whether no tensor cores are used: few rows, summed in fp32 as they are.
   bool skinny() const { return policy_.arch == kSkinny; }
-  /// fp16 planes of each operand; 0: the tensors themselves are multiplied.
+  /// fp16 planes of each operand, or of the weight alone where x is read as NCHW; 0: the tensors
+  /// themselves are multiplied.
   int32_t planes() const {
-    return skinny() || links_.images.planes_in ? 0 : plane_count(problem_.gemm);
+    const bool tensors = skinny() || (links_.images.planes_in && policy_.promote_k == 0);
+    return tensors ? 0 : plane_count(problem_.gemm);
   }
   bool splits_x() const { return planes() > 0 && !links_.reads_planes && !links_.reads_images; }
   bool empty() const { return problem_.gemm.m == 0 || problem_.gemm.n == 0; }

@@ -26,14 +26,15 @@ ImageBoxes boxes_of(const Images& images, const void* data, int32_t planes, DTyp
   return boxes;
 }
 
-TensorBoxes pixel_boxes_of(const Images& images, const void* data) noexcept {
+TensorBoxes pixel_boxes_of(const Images& images, const void* data, bool tf32) noexcept {
   const int64_t pixels = images.out_pixels();
   TensorBoxes boxes;
   boxes.data = data;
   boxes.sizes = {pixels, images.channels, images.count, 1, 1};
   boxes.strides = {1, pixels, pixels * images.channels, 0, 0};
   boxes.box = {kPixelGroup, 32, 1, 1, 1};
-  boxes.tf32 = true;
+  boxes.swizzled = true;
+  boxes.tf32 = tf32;
   return boxes;
 }
 

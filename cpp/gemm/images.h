@@ -70,8 +70,9 @@ __host__ __device__ inline FirstTap first_tap(const Images& images, int32_t row)
 ImageBoxes boxes_of(const Images& images, const void* data, int32_t planes, DType element,
                     int32_t rows) noexcept;
 
-/// The same where x lies in planes: a box has kPixelGroup pixels of 32 channels.
-TensorBoxes pixel_boxes_of(const Images& images, const void* data) noexcept;
+/// The same where x lies in planes: a box has kPixelGroup pixels of 32 channels, 128 bytes of each
+/// swizzled, and rounded to TF32 if that is asked for.
+TensorBoxes pixel_boxes_of(const Images& images, const void* data, bool tf32) noexcept;
 
 /// Where a row's results lie, of which image `n` begins n * columns planes after the first.
 struct PlanePixel {

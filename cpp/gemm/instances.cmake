@@ -40,12 +40,16 @@ set(CUTFUSE_GEMM_SM90_IMAGE_INSTANCES
   "bfloat16_t 128 128 1 6 0"
   "bfloat16_t 128 64 1 8 0")
 
-# The compiled sm_90 GEMM kernels of fp32 NCHW images as they are, columns as of the first table (K
-# tile is 32).
+# The compiled sm_90 GEMM kernels of fp32 NCHW images as they are, columns as of the first table: at
+# TF32 (K tile is 32), and in planes that a warp splits its pixels into.
 set(CUTFUSE_GEMM_SM90_NCHW_INSTANCES
   # ELEMENT TILE_M TILE_N CLUSTER_M STAGES PROMOTE_K
   "float 128 64 1 8 0"
-  "float 128 128 1 6 0 dev")
+  "float 128 128 1 6 0 dev"
+  "half_t 128 64 1 8 64"
+  "half_t 128 64 1 8 16"
+  "half_t 128 128 1 6 64 dev"
+  "half_t 128 128 1 6 16")
 
 # And the sm_80 ones of images, columns as of the second table.
 set(CUTFUSE_GEMM_SM80_IMAGE_INSTANCES

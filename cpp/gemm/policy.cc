@@ -55,11 +55,12 @@ DType element_of(const GemmProblem& problem) {
 }
 
 bool multiplies(const gemm::Instance& instance, const GemmProblem& problem) {
-  if (instance.source == Source::kNchw) {
-    return problem.dtype == DType::kFloat32 && problem.precision == Precision::kTf32;
+  const bool splits = plane_count(problem) == 2;
+  if (instance.source == Source::kNchw) {  // in fp32, at TF32 as it is
+    return problem.dtype == DType::kFloat32 &&
+           (instance.element == DType::kFloat32 ? problem.precision == Precision::kTf32 : splits);
   }
-  return instance.element == element_of(problem) &&
-         (instance.promote_k != 0) == (plane_count(problem) == 2);
+  return instance.element == element_of(problem) && (instance.promote_k != 0) == splits;
 }
 
 const char* name(Raster raster) {

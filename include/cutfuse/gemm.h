@@ -30,7 +30,7 @@ inline constexpr int32_t plane_count(const GemmProblem& problem) {
 enum class Raster : int32_t { kAlongM = 0, kAlongN = 1 };
 
 /// What A is: a matrix in memory; what a convolution's filter meets in images; or, of a 1x1 filter,
-/// the pixels of fp32 NCHW images, at tf32, as they are.
+/// the pixels of fp32 NCHW images as they are, which at ieee are split on their way.
 enum class Source : int32_t { kMatrix = 0, kImages = 1, kNchw = 2 };
 
 /// Everything that selects and configures one compiled kernel. Two policies that compare equal

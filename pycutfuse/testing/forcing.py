@@ -44,8 +44,10 @@ def conv_kinds_of(policy: "ConvPolicy | None") -> tuple[Kind, ...]:
     if policy is None:
         return KINDS
     if policy.tile_n == 0:
-        if policy.gemm.source == 2:  # planes as they are
-            return KINDS[1:2]
+        if policy.gemm.source == 2 and policy.gemm.tile_m == 0:  # planes as they are
+            return KINDS[:2]
+        if policy.gemm.source == 2:
+            return KINDS[:1] if policy.gemm.promote_k else KINDS[1:2]
         selects = policy.gemm.tile_m == 0  # one for each kind
         return KINDS if selects else kinds_of(policy.gemm)
     return KINDS[:1] if policy.planes == 2 else KINDS[1:]

@@ -27,24 +27,42 @@ def is_in_planes(plan: Any) -> bool:
 
 @pytest.mark.parametrize("tail", [0, 2])
 @pytest.mark.parametrize("shape", [EXPAND, REDUCE, NARROW], ids=str)
-def test_it_is_selected_and_nothing_is_converted(shape: tuple[Any, ...], tail: int) -> None:
-    made = planes(shape, tail=tail)
+@pytest.mark.parametrize("tier", ["tf32", "ieee"])
+def test_it_is_selected_and_x_is_not_converted(
+    tier: str, shape: tuple[Any, ...], tail: int
+) -> None:
+    ieee = tier == "ieee"
+    made = planes(shape, tier, tail=tail)
     assert tail == 0 or _C.conv_why_slower(made, H200) is None
     plan = _C.make_conv_plan(made, H200)
     assert is_in_planes(plan)
     assert plan.policy.gemm.source == 2
     assert plan.policy.gemm.tile_n == (64 if shape[4] == 64 else 128)
-    assert plan.packed_bytes == 0
-    # The folded batch norm's factors and addends are all.
-    assert plan.workspace_bytes == (8 * shape[4] if tail else 0)
-    assert not any("plane of" in line for line in plan.describe().splitlines())
+    assert plan.policy.gemm.promote_k == (0 if not ieee else 16 if shape[1] == 64 else 64)
+    # The weight's planes and words, and the folded batch norm's factors and addends, are all.
+    weight_bytes = (4 * shape[1] + 4) * shape[4] if ieee else 0
+    assert plan.packed_bytes == weight_bytes
+    assert plan.workspace_bytes == weight_bytes + (8 * shape[4] if tail else 0)
+    words = plan.describe()
+    assert ("split weight into two scaled fp16 planes\n" in words) == ieee
+    assert "x into" not in words
     assert plan.describe() == _C.make_conv_plan(made, H200, PLANES).describe()
     assert plan.describe() == _C.make_conv_plan(made, H200, plan.policy).describe()
-    assert repr(plan.policy).startswith("ConvPolicy{0, 1, DType::kFloat32, ")
+    element = "2, DType::kFloat16" if ieee else "1, DType::kFloat32"
+    assert repr(plan.policy).startswith(f"ConvPolicy{{0, {element}, ")
     assert repr(plan.policy).endswith("Source::kNchw}}")
-    assert plan.policy.element == 0
-    packed = _C.make_conv_plan(planes(shape, tail=tail, packed_weight=True), H200)
+    assert plan.policy.element == (1 if ieee else 0)
+    packed = _C.make_conv_plan(planes(shape, tier, tail=tail, packed_weight=True), H200)
     assert packed.policy == plan.policy
+    assert packed.packed_bytes == weight_bytes
+    assert packed.workspace_bytes == plan.workspace_bytes - weight_bytes
+    assert ("the frozen weight has its planes" in packed.describe()) == ieee
+
+
+def test_any_number_of_channels_at_ieee() -> None:
+    odd = (64, 333, 28, 28, 77, *EXPAND[5:])
+    assert is_in_planes(_C.make_conv_plan(planes(odd, "ieee"), H200))
+    assert not is_in_planes(_C.make_conv_plan(planes(odd, "tf32"), H200))
 
 
 def test_rows_are_whole_groups_of_pixels() -> None:
@@ -57,7 +75,6 @@ def test_rows_are_whole_groups_of_pixels() -> None:
     [
         {"pixel_stride": 0},
         {"channels_last": True, "pixel_stride": 64},
-        {"precision": TIERS["ieee"]},
         {"dtype": 1},
         {"dtype": 2},
         {"groups": 2},
@@ -94,12 +111,18 @@ def test_other_architectures_have_no_kernel() -> None:
 
 def test_its_policies_are_of_nothing_else() -> None:
     found = [policy for policy in _C.compiled_conv_policies() if policy.gemm.source == 2]
-    assert {policy.gemm.tile_n for policy in found} == {64, 128}
+    assert {(policy.gemm.tile_n, policy.gemm.promote_k) for policy in found} == {
+        (tile_n, promote_k) for tile_n in (64, 128) for promote_k in (0, 16, 64)
+    }
     for policy in found:
-        assert is_in_planes(_C.make_conv_plan(planes(EXPAND), H200, policy))
-        linear = _C.FusedProblem(256, 256, 256, NOTHING, 0, NOTHING, TIERS["tf32"], 0)
+        tier, other = ("ieee", "tf32") if policy.gemm.promote_k else ("tf32", "ieee")
+        assert is_in_planes(_C.make_conv_plan(planes(EXPAND, tier), H200, policy))
+        with pytest.raises(NotImplementedError, match="does not multiply"):
+            _C.make_conv_plan(planes(EXPAND, other), H200, policy)
+        linear = _C.FusedProblem(256, 256, 256, NOTHING, 0, NOTHING, TIERS[tier], 0)
         with pytest.raises(NotImplementedError, match="Source::kNchw"):
             _C.make_plan(linear, H200, policy.gemm)
-        policy.gemm.source = 1
-        with pytest.raises(NotImplementedError, match=r"not compiled|does not multiply"):
-            _C.make_conv_plan(planes(EXPAND), H200, policy)
+        if tier == "tf32":
+            policy.gemm.source = 1
+            with pytest.raises(NotImplementedError, match=r"not compiled|does not multiply"):
+                _C.make_conv_plan(planes(EXPAND), H200, policy)

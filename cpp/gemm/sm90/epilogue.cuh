@@ -29,14 +29,14 @@
 
 namespace cutfuse::gemm::sm90 {
 
-template <class TileShape, Source kSource>
+template <class TileShape, Source kSource, int kRowStep_>
 class ProgramEpilogue {
  public:
   static constexpr int kTileM = cute::size<0>(TileShape{});
   static constexpr int kTileN = cute::size<1>(TileShape{});
   static constexpr bool kImages = kSource != Source::kMatrix;
   static constexpr bool kNchw = kSource == Source::kNchw;
-  static constexpr int kRowStep = kNchw ? 4 : 8;
+  static constexpr int kRowStep = kRowStep_;
   using Fragment = AccumulatorCoordinates<kTileN, kRowStep>;
   using Coordinates = std::conditional_t<kImages, ImageCoordinates<Fragment>, Fragment>;
   static constexpr int kSize = Coordinates::kSize;
@@ -133,12 +133,20 @@ class ProgramEpilogue {
     const int (&rows)[kTileM] = staged.row_words;
     const int row_words[2] = {rows[own_row], rows[own_row + kRowStep]};
     int step = 0;
-    if constexpr (kNchw) repair_pixels(v, at, params_, lane);
-    if (staged.columns_plain &&
-        __all_sync(0xffffffffu, is_plain(row_words[0]) && is_plain(row_words[1]))) {
+    bool folds = staged.columns_plain &&
+                 __all_sync(0xffffffffu, is_plain(row_words[0]) && is_plain(row_words[1]));
+    // Without the columns' steps folded ahead their words and operands are staged.
+    if constexpr (kNchw) folds = folds && (params_.folded != nullptr || are_finite(v));
+    if (folds) {
       apply_folded(v, row_words, at, kScaleSlot<Coordinates>);
       step = params_.affine_steps;
-    } else if constexpr (!kNchw) {
+      if constexpr (kNchw) {
+        if (params_.folded != nullptr && !are_finite(v)) repair_pixels<true>(v, at, params_, lane);
+      }
+    } else if constexpr (kNchw) {
+      if (params_.b_words != nullptr && unscale(v, row_words, at)) mark_columns(v, at);
+      repair_pixels<false>(v, at, params_, lane);
+    } else {
       if (params_.b_words != nullptr && unscale(v, row_words, at)) repair(v, at, params_, lane);
     }
     auto* group_storage = &storage.warps[warp / 4 * 4];
@@ -240,12 +248,12 @@ struct Staging {
 
 /// The collective that the kernel layer wants: the producer's epilogue warp stages operands while
 /// the tile is multiplied.
-template <class TileShape, Source kSource>
+template <class TileShape, Source kSource, int kRowStep>
 class EpilogueCollective
     : public cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-          ProgramEpilogue<TileShape, kSource>> {
+          ProgramEpilogue<TileShape, kSource, kRowStep>> {
   using Base = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-      ProgramEpilogue<TileShape, kSource>>;
+      ProgramEpilogue<TileShape, kSource, kRowStep>>;
 
  public:
   using Base::Base;

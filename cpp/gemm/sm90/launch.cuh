@@ -18,6 +18,7 @@
 #include "gemm/sm90/images.cuh"
 #include "gemm/sm90/mainloop.cuh"
 #include "gemm/sm90/nchw_mainloop.cuh"
+#include "gemm/sm90/nchw_split_mainloop.cuh"
 
 namespace cutfuse::gemm::sm90 {
 
@@ -30,14 +31,17 @@ class Sm90Gemm final : public Launcher {
   static constexpr int kPlanes = kPromoteK == 0 ? 1 : 2;
   static constexpr bool kImages = kSource != Source::kMatrix;
   static constexpr bool kNchw = kSource == Source::kNchw;
-  static_assert(kNchw == std::is_same_v<Element, float> && (!kNchw || kClusterM == 1));
+  static constexpr bool kTf32 = std::is_same_v<Element, float>;
+  static_assert((kNchw || !kTf32) && (!kNchw || kClusterM == 1));
   using MatrixMainloop =
       std::conditional_t<kPlanes == 1, PlainMainloop<Element, TileShape, ClusterShape, kStages, 1>,
                          SplitMainloop<TileShape, ClusterShape, kStages, kPromoteK>>;
+  using PlanesMainloop = std::conditional_t<kTf32, NchwMainloop<TileShape, kStages>,
+                                            NchwSplitMainloop<TileShape, kStages, kPromoteK>>;
   using Mainloop = std::conditional_t<
-      kNchw, NchwMainloop<TileShape, kStages>,
+      kNchw, PlanesMainloop,
       std::conditional_t<kImages, ImageMainloop<MatrixMainloop>, MatrixMainloop>>;
-  using Epilogue = EpilogueCollective<TileShape, kSource>;
+  using Epilogue = EpilogueCollective<TileShape, kSource, kTf32 ? 4 : 8>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
   using Params = typename Kernel::Params;
@@ -200,7 +204,7 @@ class Sm90Gemm final : public Launcher {
   Status encode(const void* data, CUtensorMap* map) const noexcept {
     const Images& images = layout_.images;
     if constexpr (kNchw) {
-      return encode_boxes(pixel_boxes_of(images, data), map);
+      return encode_boxes(pixel_boxes_of(images, data, kTf32), map);
     } else {
       return encode_images(boxes_of(images, data, kPlanes, policy_.element, kTileM), map);
     }

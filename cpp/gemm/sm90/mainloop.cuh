@@ -131,6 +131,29 @@ struct PlainMainloop : BaseMainloop<Element, TileShape, ClusterShape, kStages> {
   }
 };
 
+/// The two consumer warpgroups issue in turns, so that one promotes while the other multiplies
+/// (without turns they fall into step: 15 % slower at cluster 1x1, up to 4 % at 2x1; H200).
+struct Turns {
+  static constexpr int kThreads = 2 * cutlass::NumThreadsPerWarpGroup;
+  int group;
+
+  CUTLASS_DEVICE explicit Turns(int group_) : group(group_) {
+    if (group == 1) {
+      cutlass::arch::NamedBarrier::arrive(kThreads, 0u);
+    }
+  }
+  CUTLASS_DEVICE void wait() const {
+    cutlass::arch::NamedBarrier::sync(kThreads, static_cast<uint32_t>(group));
+  }
+  CUTLASS_DEVICE void pass(bool last) const {
+    // The second group's last turn has no successor: an arrival would open the next tile early,
+    // which is 2 to 5 % slower (1024x8192x8192, 16384x4096x2048; H200).
+    if (group == 0 || !last) {
+      cutlass::arch::NamedBarrier::arrive(kThreads, static_cast<uint32_t>(1 - group));
+    }
+  }
+};
+
 template <class TileShape, class ClusterShape, int kStages, int kPromoteK>
 struct SplitMainloop : PlainMainloop<cutlass::half_t, TileShape, ClusterShape, kStages, 2> {
   using Base = PlainMainloop<cutlass::half_t, TileShape, ClusterShape, kStages, 2>;
@@ -250,30 +273,6 @@ struct SplitMainloop : PlainMainloop<cutlass::half_t, TileShape, ClusterShape, k
 
   /// Every slot was released in mma().
   CUTLASS_DEVICE void mma_tail(MainloopPipeline, PipelineState, int) {}
-
- private:
-  /// The two consumer warpgroups issue in turns, so that one promotes while the other multiplies
-  /// (without turns they fall into step: 15 % slower at cluster 1x1, up to 4 % at 2x1; H200).
-  struct Turns {
-    static constexpr int kThreads = 2 * cutlass::NumThreadsPerWarpGroup;
-    int group;
-
-    CUTLASS_DEVICE explicit Turns(int group_) : group(group_) {
-      if (group == 1) {
-        cutlass::arch::NamedBarrier::arrive(kThreads, 0u);
-      }
-    }
-    CUTLASS_DEVICE void wait() const {
-      cutlass::arch::NamedBarrier::sync(kThreads, static_cast<uint32_t>(group));
-    }
-    CUTLASS_DEVICE void pass(bool last) const {
-      // The second group's last turn has no successor: an arrival would open the next tile early,
-      // which is 2 to 5 % slower (1024x8192x8192, 16384x4096x2048; H200).
-      if (group == 0 || !last) {
-        cutlass::arch::NamedBarrier::arrive(kThreads, static_cast<uint32_t>(1 - group));
-      }
-    }
-  };
 };
 
 }  // namespace cutfuse::gemm::sm90

@@ -21,25 +21,21 @@
 
 namespace cutfuse::gemm::sm90 {
 
-template <class TileShape, int kStages>
-struct NchwMainloop
-    : WithImages<
-          PlainMainloop<float, TileShape, cute::Shape<cute::_1, cute::_1, cute::_1>, kStages, 1>> {
-  using Base = WithImages<
-      PlainMainloop<float, TileShape, cute::Shape<cute::_1, cute::_1, cute::_1>, kStages, 1>>;
+/// The mainloop `Plain` with A from planes: each of its slots holds 32 channels of A, in fp32.
+template <class Plain>
+struct WithPlanes : WithImages<Plain> {
+  using Base = WithImages<Plain>;
   using typename Base::MainloopPipeline;
   using typename Base::Params;
   using typename Base::PipelineState;
   using typename Base::TensorStorage;
 
-  static constexpr int kTileM = cute::size<0>(TileShape{});
-  static constexpr int kGroupWords = kPixelGroup * Base::kSlotK;  // of a stage of A
-  static_assert(kPixelGroup == 32 && Base::kSlotK == 32);
-
-  using TiledMma = decltype(cute::make_tiled_mma(
-      cute::GMMA::rs_op_selector<cutlass::tfloat32_t, cutlass::tfloat32_t, float, TileShape,
-                                 cute::GMMA::Major::K, cute::GMMA::Major::K>(),
-      cute::Layout<cute::Shape<cute::_2, cute::_1, cute::_1>>{}));
+  static constexpr int kTileM = cute::size<0>(typename Base::TileShape{});
+  static constexpr int kSlotChannels = 32;
+  static constexpr int kGroupWords = kPixelGroup * kSlotChannels;  // of a slot of A
+  static constexpr int kSlotBytes = kTileM * kSlotChannels * int(sizeof(float));
+  static_assert(kPixelGroup == 32 &&
+                kSlotBytes == Base::kSlotK * kTileM * int(sizeof(typename Base::ElementA)));
 
   /// As that of CUTLASS's collective.
   template <class Inputs, class BlockCoord, class KTiles>
@@ -64,7 +60,7 @@ struct NchwMainloop
     for (; count > 0; --count) {
       pipeline.producer_acquire(write);
       auto* barrier = pipeline.producer_get_barrier(write);
-      auto* to = to_a + write.index() * kTileM * Base::kSlotK;
+      auto* to = to_a + write.index() * kTileM * kSlotChannels;
       int image = first_group / image_groups;
       int group = first_group - image * image_groups;
       CUTLASS_PRAGMA_UNROLL
@@ -83,9 +79,31 @@ struct NchwMainloop
            to_b(_, _, _, write.index()));
       ++k_tiles;
       ++write;
-      channel += Base::kSlotK;
+      channel += kSlotChannels;
     }
   }
+
+  /// Every slot was released in mma().
+  CUTLASS_DEVICE void mma_tail(MainloopPipeline, PipelineState, int) {}
+};
+
+template <class TileShape, int kStages>
+struct NchwMainloop
+    : WithPlanes<
+          PlainMainloop<float, TileShape, cute::Shape<cute::_1, cute::_1, cute::_1>, kStages, 1>> {
+  using Base = WithPlanes<
+      PlainMainloop<float, TileShape, cute::Shape<cute::_1, cute::_1, cute::_1>, kStages, 1>>;
+  using Base::kGroupWords;
+  using Base::kTileM;
+  using typename Base::MainloopPipeline;
+  using typename Base::Params;
+  using typename Base::PipelineState;
+  using typename Base::TensorStorage;
+
+  using TiledMma = decltype(cute::make_tiled_mma(
+      cute::GMMA::rs_op_selector<cutlass::tfloat32_t, cutlass::tfloat32_t, float, TileShape,
+                                 cute::GMMA::Major::K, cute::GMMA::Major::K>(),
+      cute::Layout<cute::Shape<cute::_2, cute::_1, cute::_1>>{}));
 
   /// The consumers' side: two sets of A's fragments, one of which is read while the other is
   /// multiplied.
@@ -120,7 +138,8 @@ struct NchwMainloop
       for (int k = 0; k < Base::kSlotK / 8; ++k) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < 4; ++i) {
-          words(i, 0, k) = load_shared_word(from[i % 2][i / 2] + slot * (kTileM * 128) + k * 1024);
+          words(i, 0, k) =
+              load_shared_word(from[i % 2][i / 2] + slot * Base::kSlotBytes + k * 1024);
         }
       }
     };
@@ -156,9 +175,6 @@ struct NchwMainloop
     warpgroup_fence_operand(accum);
     pipeline.consumer_release(done);
   }
-
-  /// Every slot was released in mma().
-  CUTLASS_DEVICE void mma_tail(MainloopPipeline, PipelineState, int) {}
 };
 
 }  // namespace cutfuse::gemm::sm90
