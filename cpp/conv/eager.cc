@@ -8,10 +8,11 @@
 namespace cutfuse::conv {
 namespace {
 
-// Fitted from below to 515 convolutions on an H200, random ones and those of ResNet-50 and
-// MobileNet, by graph replay from a cold L2: cuDNN 9 as torch 2.11 asks for it. A tenth of them
-// took less than this, one in twenty by more than a tenth, one 0.38 of it; the median took 1.5 of
-// it. Then what follows them, and channels_last at tf32 of 48 channels and more, to ResNet-50's.
+// Of cuDNN 9 as torch 2.11 asks for it, by graph replay from a cold L2. Of fp32 of eight channels a
+// group and more the lower quarter of 2,700 random convolutions in both layouts at both tiers, half
+// of them with groups, on an H100, whose memory is taken to be a fifth faster, as an H200's is: the
+// median took 1.3 of it, one in ten 2.5. The rest fitted from below to 515 on an H200, random ones
+// and those of ResNet-50 and MobileNet; what follows them to ResNet-50's.
 
 double ceil_div(double a, double b) { return std::ceil(a / b); }
 
@@ -54,6 +55,80 @@ struct Work {
   }
 };
 
+/// Terabytes and teraflops a second that follow each other, and microseconds before them.
+struct Rate {
+  double memory, arithmetic, start;
+};
+
+/// Of NCHW and of channels_last.
+Rate either(const Work& w, Rate nchw, Rate last) { return w.last ? last : nchw; }
+
+/// Of many images cuDNN may transform large filters, which take no longer than small ones then.
+bool transforms(const Work& w) {
+  const int64_t taps = w.p.kernel_h * w.p.kernel_w;
+  return w.ieee() && w.p.groups == 1 && w.unit_stride && taps >= 49 && w.p.batch >= 32 &&
+         w.channels >= 32.0;
+}
+
+Rate rate_at_ieee(const Work& w) {
+  const double taps = double(w.p.kernel_h) * double(w.p.kernel_w);
+  if (transforms(w)) return {5.0, 2.0 * taps, 14.0};
+  if (w.p.groups > 1) {
+    if (w.p.transposed) return either(w, {0.3, 24.0, 9.0}, {0.4, 21.0, 9.0});
+    return either(w, {1.2, 24.0, 9.0}, {0.8, w.channels < 12.0 ? 13.0 : 29.0, 8.0});
+  }
+  if (w.p.transposed) {
+    if (!w.unit_stride && w.channels < 48.0) return either(w, {0.8, 9.0, 18.0}, {0.7, 9.0, 20.0});
+    if (!w.unit_stride) return either(w, {1.3, 33.0, 20.0}, {0.8, 33.0, 25.0});
+    if (w.channels < 48.0) return either(w, {0.9, 34.0, 15.0}, {0.7, 34.0, 20.0});
+    return either(w, {4.0, 34.0, 18.0}, {1.5, 34.0, 22.0});
+  }
+  if (w.channels < 12.0) return either(w, {2.5, 22.0, 12.0}, {1.3, 21.0, 13.0});
+  if (w.channels < 48.0) {
+    if (w.unit_stride) return either(w, {1.6, 35.0, 10.0}, {1.4, 33.0, 14.0});
+    return either(w, {6.0, 23.0, 9.0}, {4.0, 21.0, 13.0});
+  }
+  if (taps == 1.0) return either(w, {7.0, 30.0, 12.0}, {8.0, 20.0, 12.0});
+  if (!w.unit_stride) return either(w, {8.0, 25.0, 18.0}, {5.0, 24.0, 18.0});
+  if (taps <= 9.0) return either(w, {5.0, 60.0, 14.0}, {4.0, 55.0, 20.0});
+  return either(w, {5.0, 30.0, 16.0}, {4.0, 30.0, 25.0});
+}
+
+Rate rate_at_tf32(const Work& w) {
+  const bool one_tap = w.p.kernel_h == 1 && w.p.kernel_w == 1, fours = w.aligned();
+  if (w.p.groups > 1) {
+    if (w.p.transposed) return either(w, {0.35, 225.0, 11.0}, {0.37, 260.0, 16.0});
+    if (w.channels < 12.0) return either(w, {0.75, 50.0, 10.0}, {1.2, 85.0, 20.0});
+    return either(w, {0.7, 150.0, 20.0}, {0.6, 190.0, 20.0});
+  }
+  if (w.p.transposed) {
+    if (!w.unit_stride) return either(w, {0.7, 200.0, 20.0}, {1.3, 240.0, 13.0});
+    if (w.channels >= 48.0) return either(w, {5.0, 140.0, 18.0}, {8.0, 270.0, 20.0});
+    return fours ? either(w, {1.2, 200.0, 6.0}, {1.9, 400.0, 8.0})
+                 : either(w, {0.8, 150.0, 15.0}, {1.4, 200.0, 14.0});
+  }
+  if (w.channels < 12.0) return either(w, {1.2, 46.0, 13.0}, {1.2, 70.0, 16.0});
+  if (w.channels < 48.0) {
+    if (w.unit_stride) {
+      return fours ? either(w, {0.8, 226.0, 11.0}, {2.6, 185.0, 12.0})
+                   : either(w, {0.62, 132.0, 13.0}, {1.0, 125.0, 12.0});
+    }
+    return fours ? either(w, {1.25, 200.0, 15.0}, {4.2, 176.0, 13.0})
+                 : either(w, {1.1, 95.0, 18.0}, {0.7, 108.0, 11.0});
+  }
+  if (one_tap) {
+    return fours ? either(w, {3.0, 158.0, 8.0}, {10.0, 120.0, 8.0})
+                 : either(w, {8.0, 54.0, 14.0}, {8.0, 57.0, 20.0});
+  }
+  if (w.unit_stride) {
+    return fours ? either(w, {1.1, 260.0, 14.0}, {3.5, 344.0, 10.0})
+                 : either(w, {0.8, 191.0, 22.0}, {1.4, 185.0, 20.0});
+  }
+  return fours ? either(w, {1.5, 200.0, 17.0}, {9.0, 204.0, 12.0})
+               : either(w, {1.4, 110.0, 22.0}, {1.8, 70.0, 15.0});
+}
+
+/// Of groups of fewer than eight channels, or of 16-bit tensors.
 double of_groups(const Work& w) {
   if (w.channels >= 8.0) return w.at(0.9, 104.0, 1.0) * (w.p.transposed ? 2.0 : 1.0);
   if (w.p.transposed) {
@@ -64,17 +139,14 @@ double of_groups(const Work& w) {
   return w.narrow ? w.at(2.06, 10.0, 3.0) : w.at(4.0, 6.0, 3.0);
 }
 
+/// Of 16-bit tensors.
 double of_transposed(const Work& w) {
-  // Of whole vectors of channels there are the two founding layouts alone: 1.3 and 0.64 ms.
-  if (w.aligned() && w.unit_stride && !w.ieee()) {
-    if (w.narrow) return w.last ? w.at(2.6, 360.0, 3.0) : w.at(0.62, 360.0, 1.0);
-    return w.last ? w.at(2.0, 200.0, 3.0) : w.at(1.2, 200.0, 1.0);
+  // Of whole vectors of channels there is the founding layout alone.
+  if (w.aligned() && w.unit_stride) {
+    return w.last ? w.at(2.6, 360.0, 3.0) : w.at(0.62, 360.0, 1.0);
   }
-  const double rate = w.channels < 12.0 || w.ieee() ? 45.0 : w.narrow ? 360.0 : 62.0;
-  const bool dilated =
-      std::max(w.p.dilation_h, w.p.dilation_w) > 1 && std::max(w.p.kernel_h, w.p.kernel_w) > 1;
-  return w.at(w.last ? 0.9 : 0.62, rate, w.last ? 3.0 : 1.0) *
-         (dilated && w.unit_stride ? 1.5 : 1.0);
+  const double rate = w.channels < 12.0 ? 45.0 : 360.0;
+  return w.at(w.last ? 0.9 : 0.62, rate, w.last ? 3.0 : 1.0);
 }
 
 double of_narrow(const Work& w) {
@@ -106,20 +178,12 @@ double in_sequence(const Work& w) {
 }
 
 double of_floats(const Work& w) {
-  const double c = w.channels;
-  const double unaligned = c >= 64.0 && !w.aligned() ? (w.ieee() ? 1.4 : w.last ? 2.0 : 1.5) : 1.0;
-  const double time = w.ieee()   ? (c < 12.0   ? w.at(0.89, 23.0, 1.0)
-                                    : c < 48.0 ? w.at(1.8, 19.0, 1.0)
-                                    : c < 64.0 ? w.at(1.8, 72.0, 1.0)
-                                               : w.at(1.9, 85.0, 1.0))
-                      : w.last   ? (c < 12.0   ? w.at(0.87, 62.0, 1.5)
-                                    : c < 48.0 ? w.at(0.54, 148.0, 1.5)
-                                               : w.at(5.2, 340.0, 3.0))
-                      : c < 12.0 ? w.at(0.6, 80.0, 1.0)
-                      : c < 24.0 ? w.at(0.57, 106.0, 1.0)
-                      : c < 64.0 ? w.at(0.85, 195.0, 1.0)
-                                 : w.at(12.0, 200.0, 1.0);
-  return std::max(time * unaligned, in_sequence(w));
+  const Rate rate = w.ieee() ? rate_at_ieee(w) : rate_at_tf32(w);
+  // Those had 2e8 operations and more; few take one launch.
+  const double start = 6.0 + (rate.start - 6.0) * std::min(1.0, w.flops / 2e8);
+  const double time = start + w.bytes / (rate.memory * 1e6) + w.flops / (rate.arithmetic * 1e6);
+  const bool apart = w.p.transposed || w.p.groups > 1 || transforms(w);
+  return apart ? time : std::max(time, in_sequence(w));
 }
 
 /// What follows, one pass after the other: torch.compile makes fewer of them, but PyTorch runs what
@@ -144,10 +208,14 @@ double of_passes(const Work& w) {
 
 double estimate_eager(const FusedConvProblem& problem) noexcept {
   const Work w(problem);
-  const double contraction = w.p.groups > 1   ? of_groups(w)
-                             : w.p.transposed ? of_transposed(w)
-                             : w.narrow       ? of_narrow(w)
-                                              : of_floats(w);
+  const bool floats = !w.narrow && (w.p.groups == 1 || w.channels >= 8.0);
+  double contraction = floats           ? of_floats(w)
+                       : w.p.groups > 1 ? of_groups(w)
+                       : w.p.transposed ? of_transposed(w)
+                                        : of_narrow(w);
+  const bool dilated =
+      std::max(w.p.dilation_h, w.p.dilation_w) > 1 && std::max(w.p.kernel_h, w.p.kernel_w) > 1;
+  if (w.p.transposed && w.p.groups == 1 && dilated && w.unit_stride) contraction *= 1.5;
   return contraction + of_passes(w);
 }
 

@@ -53,9 +53,11 @@ More more_of(const FusedConvProblem& problem, const shift::Geometry& g) {
   const bool two = planes_of(problem.conv) == 2;
   const bool last = problem.channels_last;
   More more;
-  more.items = last ? (two ? 0.1 : sixteen ? 1.5 : 1.2) : sixteen ? 2.0 : 0.0;
+  // Of channels_last two to four channels of a pixel come together where their number allows it.
+  const bool apart = last && !two && !sixteen && problem.conv.channels % 4 != 0;
+  more.items = last ? (two ? 0.1 : apart ? 2.5 : sixteen ? 1.5 : 1.2) : sixteen ? 2.0 : 0.0;
   more.stored = last ? (two ? 1.5 : 0.5) : sixteen ? 4.0 : 0.0;
-  if (g.made.phases() > 1) more.stored = last ? 20.0 : 12.0;
+  if (g.made.phases() > 1) more.stored = last ? 40.0 : 16.0;
   return more;
 }
 
@@ -101,8 +103,8 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
     const double tile = 1.27 * g.chunks + (few ? 1.03e-3 : 5e-4) * cycles + 0.345 * items +
                         8.1e-4 * stored + more_stored;
     const double stacked = g.stack > 1 ? 0.85 : 1.0;  // of the transposed founding problem
-    // The launches of these took 14; packing a weight that is not frozen takes 10 more.
-    return 24.0 + tiles * tile * stacked * (grouped ? 1.35 : 1.0);
+    // What 970 others took with packing, by graph replay.
+    return (grouped ? 20.0 : 15.0) + tiles * tile * stacked;
   }
   // Coefficients: least squares over 404 launches of 27 problems on an H200, median error 12 %.
   const double promoted = two ? 2.0 * n * steps / layout.steps_at_once : 0.0;
@@ -114,8 +116,9 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   if (!stores_ahead(layout)) factor *= 1.05;
   if (!two && !weights_stay(g)) factor *= 1.1;
   if (!two && !reads_ahead(policy, layout)) factor *= 1.05;
-  // Launches from a cold L2, and what 200 other problems took instead.
-  return 24.0 + tiles * tile * factor * (grouped ? 1.35 : 0.92);
+  // What 910 others took instead, packing included, by graph replay (H100).
+  const double others = grouped ? 0.9 : problem.channels_last ? 1.15 : 0.98;
+  return (grouped ? 18.0 : 13.0) + tiles * tile * factor * others;
 }
 
 Status select_policy(const FusedConvProblem& problem, const DeviceProps& device, ConvPolicy* policy,
