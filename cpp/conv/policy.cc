@@ -57,7 +57,7 @@ More more_of(const FusedConvProblem& problem, const shift::Geometry& g) {
   const bool apart = last && !two && !sixteen && problem.conv.channels % 4 != 0;
   more.items = last ? (two ? 0.1 : apart ? 2.5 : sixteen ? 1.5 : 1.2) : sixteen ? 2.0 : 0.0;
   more.stored = last ? (two ? 1.5 : 0.5) : sixteen ? 4.0 : 0.0;
-  if (g.made.phases() > 1) more.stored = last ? 40.0 : 16.0;
+  if (g.made.phases() > 1) more.stored = last ? 26.0 : 14.0;
   return more;
 }
 
@@ -97,6 +97,9 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const double passes = problem.tail == Tail::kBatchNormTrain ? 2.0 : 1.0;
   const double tiles = passes * std::ceil(walks / device.sm_count) * walk;
   const bool grouped = problem.conv.groups > 1;
+  // Pixels of channels_last whose channels leave in smaller pieces.
+  const bool pieces = problem.channels_last && (grouped || problem.conv.out_channels % 4 != 0);
+  const double ragged = pieces ? 1.1 : 1.0;
   if (two && !shift::in_parts(policy.tile_n, policy.planes) &&
       layout.steps_at_once == shift::kSlabSteps) {
     // From 1,039 launches of 32 problems on an H100; what it chooses takes 1.02 of the shortest.
@@ -104,7 +107,7 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
                         8.1e-4 * stored + more_stored;
     const double stacked = g.stack > 1 ? 0.85 : 1.0;  // of the transposed founding problem
     // What 970 others took with packing, by graph replay.
-    return (grouped ? 20.0 : 15.0) + tiles * tile * stacked;
+    return (grouped ? 20.0 : 15.0) + tiles * tile * stacked * ragged;
   }
   // Coefficients: least squares over 404 launches of 27 problems on an H200, median error 12 %.
   const double promoted = two ? 2.0 * n * steps / layout.steps_at_once : 0.0;
@@ -118,7 +121,7 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   if (!two && !reads_ahead(policy, layout)) factor *= 1.05;
   // What 910 others took instead, packing included, by graph replay (H100).
   const double others = grouped ? 0.9 : problem.channels_last ? 1.15 : 0.98;
-  return (grouped ? 18.0 : 13.0) + tiles * tile * factor * others;
+  return (grouped ? 18.0 : 13.0) + tiles * tile * factor * others * ragged;
 }
 
 Status select_policy(const FusedConvProblem& problem, const DeviceProps& device, ConvPolicy* policy,
