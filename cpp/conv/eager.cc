@@ -9,10 +9,11 @@ namespace cutfuse::conv {
 namespace {
 
 // Of cuDNN 9 as torch 2.11 asks for it, by graph replay from a cold L2. Of fp32 of eight channels a
-// group and more the lower quarter of 2,700 random convolutions in both layouts at both tiers, half
-// of them with groups, on an H100, whose memory is taken to be a fifth faster, as an H200's is: the
-// median took 1.3 of it, one in ten 2.5. The rest fitted from below to 515 on an H200, random ones
-// and those of ResNet-50 and MobileNet; what follows them to ResNet-50's.
+// group and more fitted to 2,600 timings of 700 random convolutions, a third of them with groups,
+// in both layouts at both tiers, on an H100, whose memory is taken to be a fifth faster, as an
+// H200's is: a quarter took up to 1.12 of this, a tenth up to 0.96, the median 1.5, a tenth 4.4 and
+// more. The rest fitted from below to 515 on an H200, random ones and those of ResNet-50 and
+// MobileNet; what follows them to ResNet-50's.
 
 double ceil_div(double a, double b) { return std::ceil(a / b); }
 

@@ -118,17 +118,13 @@ Status NchwPlan::launch(const ConvBuffers& buffers, void* stream) const noexcept
   CUTFUSE_CHECK(aligned(x) && (is_ieee(p) ? weight != nullptr : aligned(weight)),
                 Code::kInvalidValue,
                 "x at %p and, at tf32, weight at %p must be aligned to 16 bytes", x, weight);
-  CUTFUSE_CHECK(!problem_.packed_weight || planes_.count() == 0 || buffers.packed != nullptr,
-                Code::kInvalidValue, "the plan expects a packed weight, got null");
   FusedBuffers linear;
   TurnedOperands operands;
   if (Status status = hand_on(buffers, &operands, &linear); !status.ok()) return status;
   linear.x = {x, 0, 0, p.dtype};
-  if (is_ieee(p)) {
-    linear.weight = matrix(buffers.weight);
-    if (problem_.packed_weight) planes_.bind(buffers.packed, &linear);
-  } else {
-    linear.weight = {weight, p.channels, 1, p.dtype};
+  linear.weight = is_ieee(p) ? matrix(buffers.weight) : ConstMatrix{weight, p.channels, 1, p.dtype};
+  if (problem_.packed_weight) {
+    if (Status status = planes_.bind(buffers.packed, &linear); !status.ok()) return status;
   }
   linear.out = {buffers.out, p.out_channels, p.dtype};
   linear.workspace = buffers.workspace;

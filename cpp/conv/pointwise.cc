@@ -94,10 +94,8 @@ Status PointwisePlan::launch(const ConvBuffers& buffers, void* stream) const noe
   if (Status status = hand_on(buffers, &operands, &linear); !status.ok()) return status;
   linear.x = {buffers.x.data, problem_.pixel_stride, buffers.x.strides[1], problem_.conv.dtype};
   linear.weight = matrix(buffers.weight);
-  if (problem_.packed_weight && planes_.count() > 0) {
-    CUTFUSE_CHECK(buffers.packed != nullptr, Code::kInvalidValue,
-                  "the plan expects a packed weight, got null");
-    planes_.bind(buffers.packed, &linear);
+  if (problem_.packed_weight) {
+    if (Status status = planes_.bind(buffers.packed, &linear); !status.ok()) return status;
   }
   linear.out = {buffers.out, problem_.conv.out_channels, problem_.conv.dtype};
   linear.workspace = buffers.workspace;

@@ -106,7 +106,7 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
     const double tile = 1.27 * g.chunks + (few ? 1.03e-3 : 5e-4) * cycles + 0.345 * items +
                         8.1e-4 * stored + more_stored;
     const double stacked = g.stack > 1 ? 0.85 : 1.0;  // of the transposed founding problem
-    // What 970 others took with packing, by graph replay.
+    // What 970 others took with packing, by graph replay (H100).
     return (grouped ? 20.0 : 15.0) + tiles * tile * stacked * ragged;
   }
   // Coefficients: least squares over 404 launches of 27 problems on an H200, median error 12 %.

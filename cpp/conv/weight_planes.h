@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/status.h"
 #include "cutfuse/conv.h"
 #include "cutfuse/fused.h"
 #include "cutfuse/split.h"
@@ -35,11 +36,15 @@ class WeightPlanes {
     return split(weight, gemm.n, gemm.k, count_, packed, words, device, stream);
   }
 
-  /// Has `linear` read what pack() wrote.
-  void bind(const void* packed, FusedBuffers* linear) const noexcept {
+  /// Has `linear` read what pack() wrote, if there is anything to pack.
+  Status bind(const void* packed, FusedBuffers* linear) const noexcept {
+    if (count_ == 0) return {};
+    CUTFUSE_CHECK(packed != nullptr, Code::kInvalidValue,
+                  "the plan expects a packed weight, got null");
     linear->weight_planes = packed;
     linear->weight_words =
         reinterpret_cast<const int32_t*>(static_cast<const char*>(packed) + words_at_);
+    return {};
   }
 
  private:

@@ -87,12 +87,20 @@ struct WithPlanes : WithImages<Plain> {
   CUTLASS_DEVICE void mma_tail(MainloopPipeline, PipelineState, int) {}
 };
 
+template <class Element, class TileShape, int kStages, int kPlanes>
+using NchwBase = WithPlanes<
+    PlainMainloop<Element, TileShape, cute::Shape<cute::_1, cute::_1, cute::_1>, kStages, kPlanes>>;
+
+/// With A's fragments in registers.
+template <class Element, class TileShape>
+using NchwMma = decltype(cute::make_tiled_mma(
+    cute::GMMA::rs_op_selector<Element, Element, float, TileShape, cute::GMMA::Major::K,
+                               cute::GMMA::Major::K>(),
+    cute::Layout<cute::Shape<cute::_2, cute::_1, cute::_1>>{}));
+
 template <class TileShape, int kStages>
-struct NchwMainloop
-    : WithPlanes<
-          PlainMainloop<float, TileShape, cute::Shape<cute::_1, cute::_1, cute::_1>, kStages, 1>> {
-  using Base = WithPlanes<
-      PlainMainloop<float, TileShape, cute::Shape<cute::_1, cute::_1, cute::_1>, kStages, 1>>;
+struct NchwMainloop : NchwBase<float, TileShape, kStages, 1> {
+  using Base = NchwBase<float, TileShape, kStages, 1>;
   using Base::kGroupWords;
   using Base::kTileM;
   using typename Base::MainloopPipeline;
@@ -100,10 +108,7 @@ struct NchwMainloop
   using typename Base::PipelineState;
   using typename Base::TensorStorage;
 
-  using TiledMma = decltype(cute::make_tiled_mma(
-      cute::GMMA::rs_op_selector<cutlass::tfloat32_t, cutlass::tfloat32_t, float, TileShape,
-                                 cute::GMMA::Major::K, cute::GMMA::Major::K>(),
-      cute::Layout<cute::Shape<cute::_2, cute::_1, cute::_1>>{}));
+  using TiledMma = NchwMma<cutlass::tfloat32_t, TileShape>;
 
   /// The consumers' side: two sets of A's fragments, one of which is read while the other is
   /// multiplied.

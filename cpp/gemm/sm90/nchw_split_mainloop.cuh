@@ -23,20 +23,14 @@
 namespace cutfuse::gemm::sm90 {
 
 template <class TileShape, int kStages, int kPromoteK>
-struct NchwSplitMainloop
-    : WithPlanes<PlainMainloop<cutlass::half_t, TileShape,
-                               cute::Shape<cute::_1, cute::_1, cute::_1>, kStages, 2>> {
-  using Base = WithPlanes<PlainMainloop<cutlass::half_t, TileShape,
-                                        cute::Shape<cute::_1, cute::_1, cute::_1>, kStages, 2>>;
+struct NchwSplitMainloop : NchwBase<cutlass::half_t, TileShape, kStages, 2> {
+  using Base = NchwBase<cutlass::half_t, TileShape, kStages, 2>;
   using typename Base::MainloopPipeline;
   using typename Base::Params;
   using typename Base::PipelineState;
   using typename Base::TensorStorage;
 
-  using TiledMma = decltype(cute::make_tiled_mma(
-      cute::GMMA::rs_op_selector<cutlass::half_t, cutlass::half_t, float, TileShape,
-                                 cute::GMMA::Major::K, cute::GMMA::Major::K>(),
-      cute::Layout<cute::Shape<cute::_2, cute::_1, cute::_1>>{}));
+  using TiledMma = NchwMma<cutlass::half_t, TileShape>;
 
   /// The consumers' side; `count` counts slots: two per k-tile.
   template <class FrgTensorC>
