@@ -252,6 +252,7 @@ class ConvPolicy:
     stages: int
     gemm: GemmPolicy  # of a matrix product
     direct: int  # fp32 without tensor cores: 1 what suits, 2 any filter, 3, 5, 7: its size; 0: no
+    patch_n: int  # output channels at once, by patches; then gemm.source is 2; 0: no
     def __init__(
         self,
         tile_n: int,
@@ -263,6 +264,7 @@ class ConvPolicy:
         stages: int = 2,
         gemm: GemmPolicy = ...,  # the one that is selected
         direct: int = 0,
+        patch_n: int = 0,
     ) -> None: ...
     def __eq__(self, other: object) -> bool: ...
     def __repr__(self) -> str: ...

@@ -74,9 +74,9 @@ PlanHandle make(const FusedConvProblem& problem, const DeviceProps& device,
 
 ConvPolicy make_policy(int32_t tile_n, int32_t planes, int32_t element, int32_t m_blocks,
                        int32_t strip, int32_t chunk, int32_t stages, const GemmPolicy& gemm,
-                       int32_t direct) {
+                       int32_t direct, int32_t patch_n) {
   return {tile_n, planes, static_cast<DType>(element), m_blocks, strip, chunk,
-          stages, gemm,   static_cast<Direct>(direct)};
+          stages, gemm,   static_cast<Direct>(direct), patch_n};
 }
 
 py::list policy_list() {
@@ -135,7 +135,8 @@ void add_conv(py::module_& module) {
   using namespace py::literals;
   py::class_<ConvPolicy>(module, "ConvPolicy")
       .def(py::init(&make_policy), "tile_n"_a, "planes"_a = 1, "element"_a = 1, "m_blocks"_a = 1,
-           "strip"_a = 0, "chunk"_a = 0, "stages"_a = 2, "gemm"_a = GemmPolicy{}, "direct"_a = 0)
+           "strip"_a = 0, "chunk"_a = 0, "stages"_a = 2, "gemm"_a = GemmPolicy{}, "direct"_a = 0,
+           "patch_n"_a = 0)
       .def_readwrite("tile_n", &ConvPolicy::tile_n)
       .def_readwrite("planes", &ConvPolicy::planes)
       .def_property(
@@ -149,6 +150,7 @@ void add_conv(py::module_& module) {
       .def_property(
           "direct", [](const ConvPolicy& policy) { return static_cast<int32_t>(policy.direct); },
           [](ConvPolicy& policy, int32_t direct) { policy.direct = static_cast<Direct>(direct); })
+      .def_readwrite("patch_n", &ConvPolicy::patch_n)
       .def(
           "__eq__", [](const ConvPolicy& a, const ConvPolicy& b) { return a == b; },
           py::is_operator())

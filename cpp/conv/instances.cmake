@@ -11,3 +11,10 @@ foreach(role IN ITEMS kStore kStatistics kAny)
     "half_t 128 2 ${role} dev"
     "half_t 64 2 ${role}")
 endforeach()
+
+# The compiled patch kernels: output channels at once.
+set(CUTFUSE_PATCH_INSTANCES
+  # CHANNELS
+  "32"
+  "64"
+  "96 dev")

@@ -48,6 +48,7 @@ struct Mechanism {
 constexpr Mechanism kShift{shift::expect, shift::make_plan};
 constexpr Mechanism kPointwise{pointwise::expect, pointwise::make_plan};
 constexpr Mechanism kNchw{nchw::expect, nchw::make_plan};
+constexpr Mechanism kPatches{patches::expect, patches::make_plan};
 constexpr Mechanism kImplicit{implicit::expect, implicit::make_plan};
 constexpr Mechanism kDirect{direct::expect, direct::make_plan};
 
@@ -58,7 +59,7 @@ Status select(const FusedConvProblem& problem, const DeviceProps& device,
   Status reason;
   *mechanism = nullptr;
   *time = INFINITY;
-  for (const Mechanism* one : {&kShift, &kPointwise, &kNchw, &kImplicit, &kDirect}) {
+  for (const Mechanism* one : {&kShift, &kPatches, &kPointwise, &kNchw, &kImplicit, &kDirect}) {
     double expected = 0.0;
     Status status = one->expect(problem, device, &expected);
     if (status.ok() && expected < *time) {
@@ -72,6 +73,7 @@ Status select(const FusedConvProblem& problem, const DeviceProps& device,
 
 const Mechanism* mechanism_of(const ConvPolicy& policy) {
   if (policy.tile_n != 0) return &kShift;
+  if (policy.patch_n != 0) return &kPatches;
   if (policy.direct != Direct::kNone) return &kDirect;
   if (policy.gemm.source == Source::kNchw) return &kNchw;
   return policy.gemm.source == Source::kImages ? &kImplicit : &kPointwise;

@@ -40,6 +40,13 @@ Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
                  const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan);
 }  // namespace nchw
 
+/// Contiguous fp32 NCHW by patches, all output channels at once: conv/patches/.
+namespace patches {
+Status expect(const FusedConvProblem& problem, const DeviceProps& device, double* time);
+Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
+                 const ConvPolicy* forced, std::unique_ptr<MechanismPlan>* plan);
+}  // namespace patches
+
 /// As the product of a matrix that is gathered from images whose channels lie side by side:
 /// conv/implicit/.
 namespace implicit {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "conv/patches/params.h"
 #include "conv/problem.h"
 #include "core/status.h"
 #include "gemm/launcher.h"
@@ -171,7 +172,7 @@ Status select_policy(const FusedConvProblem& problem, const DeviceProps& device,
 bool operator==(const ConvPolicy& a, const ConvPolicy& b) noexcept {
   return a.tile_n == b.tile_n && a.planes == b.planes && a.element == b.element &&
          a.m_blocks == b.m_blocks && a.strip == b.strip && a.chunk == b.chunk &&
-         a.stages == b.stages && a.gemm == b.gemm && a.direct == b.direct;
+         a.stages == b.stages && a.gemm == b.gemm && a.direct == b.direct && a.patch_n == b.patch_n;
 }
 
 std::string to_string(Direct kernel) {
@@ -190,7 +191,10 @@ std::string to_string(const ConvPolicy& policy) {
   std::snprintf(text, sizeof(text), "ConvPolicy{%d, %d, DType::%s, %d, %d, %d, %d", policy.tile_n,
                 policy.planes, element, policy.m_blocks, policy.strip, policy.chunk, policy.stages);
   if (policy.direct != Direct::kNone) return text + (", {}, " + to_string(policy.direct)) + "}";
-  return text + (policy.tile_n == 0 ? ", " + to_string(policy.gemm) + "}" : std::string("}"));
+  if (policy.tile_n != 0) return std::string(text) + "}";
+  const std::string gemm = text + (", " + to_string(policy.gemm));
+  if (policy.patch_n == 0) return gemm + "}";
+  return gemm + ", Direct::kNone, " + std::to_string(policy.patch_n) + "}";
 }
 
 int32_t compiled_policies(ConvPolicy* policies, int32_t capacity) noexcept {
@@ -216,6 +220,17 @@ int32_t compiled_policies(ConvPolicy* policies, int32_t capacity) noexcept {
       policies[found].planes = gathers[i].promote_k > 0 ? 2 : 1;
       policies[found].element = gathers[i].element;
       policies[found].gemm = gemm::policy_of(gathers[i]);
+    }
+    ++found;
+  }
+  int32_t of_patches = 0;
+  const conv::patches::Instance* patches = conv::patches::instances(&of_patches);
+  for (int32_t i = 0; i < of_patches; ++i) {
+    if (found < capacity) {
+      policies[found] = ConvPolicy{};
+      policies[found].planes = 2;
+      policies[found].gemm.source = Source::kNchw;
+      policies[found].patch_n = patches[i].columns;
     }
     ++found;
   }

@@ -73,11 +73,10 @@ Status FusedPlan::check(const FusedBuffers& buffers) const noexcept try {
   return error(Code::kOutOfMemory, "no host memory to say what is wrong");
 }
 
-/// Steps and operands of the epilogue, and of the program that follows training.
-Status FusedPlan::bind_programs(const FusedBuffers& buffers, gemm::EpilogueArguments* epilogue,
-                                DeviceProgram* after) const noexcept {
+Status bind_programs(const FusedProblem& problem, const FusedBuffers& buffers,
+                     gemm::EpilogueArguments* epilogue, DeviceProgram* after) noexcept {
   const BatchNormBuffers& bn = buffers.batch_norm;
-  const bool eval = problem_.tail == Tail::kBatchNormEval;
+  const bool eval = problem.tail == Tail::kBatchNormEval;
   DeviceProgram& program = epilogue->program;
   if (eval) {
     program.operands[gemm::kMeanOperand] = {bn.running_mean, 0, 1, bn.running_dtype};
@@ -88,7 +87,7 @@ Status FusedPlan::bind_programs(const FusedBuffers& buffers, gemm::EpilogueArgum
     epilogue->weight = {bn.weight, 0, 1, bn.affine_dtype};
     epilogue->eps = static_cast<float>(bn.eps);
   }
-  if (Status status = append(problem_.program, buffers.operands, buffers.operand_count, &program);
+  if (Status status = append(problem.program, buffers.operands, buffers.operand_count, &program);
       !status.ok()) {
     return status;
   }
@@ -97,8 +96,8 @@ Status FusedPlan::bind_programs(const FusedBuffers& buffers, gemm::EpilogueArgum
     append(Op::kMul, gemm::kVarOperand, &program);
     if (bn.bias != nullptr) append(Op::kAdd, gemm::kBiasOperand, &program);
   }
-  Status status = append(problem_.after, buffers.after_operands, buffers.after_operand_count,
-                         training() ? after : &program);
+  Status status = append(problem.after, buffers.after_operands, buffers.after_operand_count,
+                         problem.tail == Tail::kBatchNormTrain ? after : &program);
   epilogue->affine_steps = gemm::count_affine_steps(program);
   return status;
 }
@@ -161,7 +160,7 @@ Status FusedPlan::bind(const FusedBuffers& buffers, const Linked& linked, gemm::
     epilogue.out = {at<void>(workspace, slices_), slice_row_stride(), DType::kFloat32};
     epilogue.out_pairs = true;
   }
-  return bind_programs(buffers, &epilogue, after);
+  return bind_programs(problem_, buffers, &epilogue, after);
 }
 
 }  // namespace cutfuse::fused

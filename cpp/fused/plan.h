@@ -102,6 +102,10 @@ Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links&
 GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
                          const DeviceProps& device) noexcept;
 
+/// Steps and operands of the epilogue, and of the program that follows training.
+Status bind_programs(const FusedProblem& problem, const FusedBuffers& buffers,
+                     gemm::EpilogueArguments* epilogue, DeviceProgram* after) noexcept;
+
 /// A call between its two steps.
 struct Prepared {
   gemm::GemmCall call;
@@ -192,8 +196,6 @@ class FusedPlan final : public Plan {
                          void* stream) const noexcept;
   Status bind(const FusedBuffers& buffers, const Linked& linked, gemm::GemmCall* call,
               DeviceProgram* after) const noexcept;
-  Status bind_programs(const FusedBuffers& buffers, gemm::EpilogueArguments* epilogue,
-                       DeviceProgram* after) const noexcept;
 };
 
 /// Plans one contraction; `forced` may be null.

@@ -17,7 +17,8 @@ namespace cutfuse::gemm {
 template <class Coordinates, class Body>
 __device__ __forceinline__ void for_each_pair(const Body& body) {
   constexpr int kPairs = Coordinates::kColumnPairs;
-  constexpr int kPairsAtOnce = kPairs < 8 ? kPairs : 8;
+  constexpr int kPairsAtOnce = kPairs < 8 ? kPairs : kPairs % 8 == 0 ? 8 : 6;
+  static_assert(kPairs % kPairsAtOnce == 0);
   executor::for_each_chunk<(Coordinates::kSize > 96), kPairs / kPairsAtOnce>([&](int chunk) {
 #pragma unroll
     for (int j = 0; j < kPairsAtOnce; ++j) body(chunk * kPairsAtOnce + j);

@@ -64,7 +64,7 @@ enum class Direct : int32_t { kNone = 0, kSelected = 1, kAny = 2, k3x3 = 3, k5x5
 
 /// Everything that selects and configures one compiled kernel.
 struct ConvPolicy {
-  int32_t tile_n = 0;  ///< pixels of one tensor-core instruction; 0: see `gemm` and `direct`
+  int32_t tile_n = 0;  ///< pixels of one tensor-core instruction; 0: see those below `stages`
   int32_t planes = 1;  ///< fp16 planes of x and of the weight: 2 at ieee
   DType element = DType::kFloat16;  ///< of the planes, or of the tensors
   int32_t m_blocks = 1;  ///< blocks of 64 output channels at once: 2, or 2 blocks of pixels
@@ -76,6 +76,9 @@ struct ConvPolicy {
   /// but for the source, it stands for the one that is selected.
   GemmPolicy gemm;
   Direct direct = Direct::kNone;  ///< if it is one, tile_n is 0 and nothing else is read
+  /// Output channels of one tensor-core instruction whose pixels are read from patches of fp32 NCHW
+  /// as they are; then tile_n is 0, gemm.source is kNchw, and nothing else is read.
+  int32_t patch_n = 0;
 };
 
 CUTFUSE_API bool operator==(const ConvPolicy& a, const ConvPolicy& b) noexcept;

@@ -9,7 +9,7 @@
 namespace cutfuse {
 
 /// Raised by one whenever a type or a function of include/cutfuse changes its layout or meaning.
-inline constexpr int32_t kAbiVersion = 6;
+inline constexpr int32_t kAbiVersion = 7;
 
 /// The kAbiVersion that the loaded library was built with. A binding compares it with its own.
 CUTFUSE_API int32_t abi_version() noexcept;

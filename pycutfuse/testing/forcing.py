@@ -44,6 +44,8 @@ def conv_kinds_of(policy: "ConvPolicy | None") -> tuple[Kind, ...]:
     if policy is None:
         return KINDS
     if policy.tile_n == 0:
+        if policy.patch_n:
+            return KINDS[:1]
         if policy.gemm.source == 2 and policy.gemm.tile_m == 0:  # planes as they are
             return KINDS[:2]
         if policy.gemm.source == 2:
@@ -76,7 +78,8 @@ def forced_conv_policy(policy: "ConvPolicy | None") -> Iterator[None]:
 
     Or with one that names a mechanism alone: ``_C.ConvPolicy(0)`` multiplies pixels as they lie,
     with ``gemm=_C.GemmPolicy(0, 0, source=1)`` gathers them, and with ``source=2`` those of NCHW as
-    they lie; each selects the rest. What is not selected without being forced is launched, too.
+    they lie; each selects the rest. One with a ``patch_n`` reads patches of NCHW. What is not
+    selected without being forced is launched, too.
 
     A call that it does not compute raises NotImplementedError. It is to be forced only on calls of
     a dtype and tier among `conv_kinds_of` it: on others it may not keep the tier's promise.

@@ -193,6 +193,20 @@ KERNEL = [
     ConvCase(32, 5, (3, 2), (15, 40), 2, transposed=True, stride=(1, 4), padding=(1, 0)),
     ConvCase(32, 40, (3, 5), (9, 70), 2, transposed=True, stride=(4, 2), padding=(2, 4)),
 ]
+
+# Sums of few channels, for the patch kernels: rows of x are multiples of 4.
+PATCHES = [
+    ConvCase(3, 96, (11, 11), (60, 64), 3, stride=4, padding=2),
+    ConvCase(3, 96, (4, 4), (56, 36), 5, stride=4),
+    ConvCase(16, 20, (3, 5), (21, 28), 2, padding=2, dilation=2),
+    ConvCase(5, 33, (5, 4), (37, 44), None, stride=(2, 3), padding=(2, 1)),
+    ConvCase(32, 32, (3, 3), (11, 140), 2, transposed=True, bias=False),
+    ConvCase(64, 64, (1, 1), (17, 20), 1),
+    ConvCase(7, 70, (7, 7), (19, 24), 2, stride=2, padding=3),
+    ConvCase(1, 8, (6, 6), (4, 4), 700, padding=3),
+    ConvCase(6, 5, (3, 3), (8, 12), 3, transposed=True, padding=(0, 2), dilation=2),
+    ConvCase(50, 13, (3, 3), (9, 8), 2, padding=1),
+]
 # What no kernel takes: of 8 channels a group and more, results of one pixel and the longest sums
 # in several groups, and transposed convolutions with strides and dilation.
 HANDED_OVER = [

@@ -12,7 +12,7 @@ from pycutfuse._loader import native
 from pycutfuse.testing import exact_promotion, forced_conv_policy, guarded, integers
 from pycutfuse.testing.forcing import Kind, conv_kinds_of
 
-from ..cases.conv import KERNEL, KINDS, ConvCase
+from ..cases.conv import KERNEL, KINDS, PATCHES, ConvCase
 from ..cases.direct import DIRECT
 from .conv_common import wide
 
@@ -69,7 +69,7 @@ def test_forced_policies(policy, fused: None) -> None:
     assert policy is not None, "the native library has no policy of convolutions"
     taken, refused = 0, []
     with forced_conv_policy(policy):
-        cases = DIRECT if policy.direct else KERNEL
+        cases = DIRECT if policy.direct else PATCHES if policy.patch_n else KERNEL
         for case, kind in product(cases, (one for one in conv_kinds_of(policy) if one in KINDS)):
             try:
                 exactly(case, kind)

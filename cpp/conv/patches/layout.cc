@@ -1,0 +1,134 @@
+/// \file
+#include "conv/patches/layout.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "conv/problem.h"
+#include "core/status.h"
+
+namespace cutfuse::conv::patches {
+namespace {
+
+using shift::ceil_div;
+
+constexpr int32_t kMostInBox = 256;
+
+/// Of the convolution alone.
+Geometry as_geometry(const ConvProblem& p) {
+  const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
+  Geometry g = {};
+  g.batch = narrow(p.batch);
+  g.channels = narrow(p.channels);
+  g.height = narrow(p.height);
+  g.width = narrow(p.width);
+  g.out_channels = narrow(p.out_channels);
+  g.out_height = narrow(p.out_height);
+  g.out_width = narrow(p.out_width);
+  g.kernel_h = narrow(p.kernel_h);
+  g.kernel_w = narrow(p.kernel_w);
+  g.stride_h = narrow(p.stride_h);
+  g.stride_w = narrow(p.stride_w);
+  g.pad_h = narrow(p.pad_h);
+  g.pad_w = narrow(p.pad_w);
+  g.dilation_h = narrow(p.dilation_h);
+  g.dilation_w = narrow(p.dilation_w);
+  g.terms = narrow(p.channels * p.kernel_h * p.kernel_w);
+  return g;
+}
+
+/// Whether a patch of blocks 2^block_w_log pixels wide can be a box.
+bool cut(int32_t block_w_log, Geometry* g) {
+  g->block_w_log = block_w_log;
+  g->blocks_w = static_cast<int32_t>(ceil_div(g->out_width, g->block_w()));
+  g->blocks_h = static_cast<int32_t>(ceil_div(g->out_height, g->block_h()));
+  // A box begins at a multiple of 16 bytes.
+  g->early = (4 - g->pad_w % 4) % 4;
+  const int64_t wide = int64_t(g->block_w() - 1) * g->stride_w +
+                       int64_t(g->kernel_w - 1) * g->dilation_w + 1 + g->early;
+  const int64_t high =
+      int64_t(g->block_h() - 1) * g->stride_h + int64_t(g->kernel_h - 1) * g->dilation_h + 1;
+  if (wide > kMostInBox || high > kMostInBox || g->channels > kMostInBox) return false;
+  g->box_w = static_cast<int32_t>(ceil_div(wide, 4) * 4);
+  // As far as two bytes of the table count.
+  if (ceil_div(wide, 4) * 16 * high * g->channels >= 1 << 16) return false;
+  g->box_h = static_cast<int32_t>(high);
+  const int64_t tiles = int64_t(g->batch) * g->blocks_w * g->blocks_h;
+  g->tiles = static_cast<int32_t>(std::min<int64_t>(tiles, 1 << 30));
+  return tiles < 1 << 30;
+}
+
+Status check(const FusedConvProblem& problem, const DeviceProps& device) {
+  const ConvProblem& p = problem.conv;
+  if (Status status = check_sums(problem, device); !status.ok()) return status;
+  const bool plain = p.groups == 1 && (!p.transposed || (p.stride_h == 1 && p.stride_w == 1));
+  CUTFUSE_CHECK(plain && p.dtype == DType::kFloat32 && p.precision == Precision::kIeee &&
+                    !problem.channels_last && problem.pixel_stride == 1 &&
+                    problem.tail != Tail::kBatchNormTrain && device.minor == 0,
+                Code::kNotSupported,
+                "%s: patches are of contiguous fp32 NCHW at ieee, in one group, without statistics",
+                to_string(p).c_str());
+  // Of fewer single roundings show, as check_sums() says of phases.
+  constexpr int64_t kFewest = 32;
+  CUTFUSE_CHECK(p.channels * p.kernel_h * p.kernel_w >= kFewest, Code::kNotSupported,
+                "%s: patches are of sums of at least %lld terms", to_string(p).c_str(),
+                static_cast<long long>(kFewest));
+  // The copy engine's strides are multiples of 16 bytes.
+  CUTFUSE_CHECK(p.width % 4 == 0, Code::kNotSupported,
+                "%s: patches are read of rows of a multiple of 4 pixels", to_string(p).c_str());
+  CUTFUSE_CHECK(double(p.batch) * double(p.out_height) * double(p.out_width) < 0x1p30,
+                Code::kNotSupported, "%s: patches are of fewer than 2^30 pixels",
+                to_string(p).c_str());
+  return {};
+}
+
+}  // namespace
+
+Status lay_out(const FusedConvProblem& problem, const DeviceProps& device, const ConvPolicy* policy,
+               const Instance** instance, Geometry* geometry) {
+  if (Status status = check(problem, device); !status.ok()) return status;
+  const Geometry whole = as_geometry(as_convolution(problem.conv));
+  int32_t count = 0;
+  const Instance* all = instances(&count);
+  *instance = nullptr;
+  bool any = false;
+  double least = INFINITY;
+  for (const Instance* one = all; one != all + count; ++one) {
+    if (one->columns < whole.out_channels) continue;
+    if (policy != nullptr && policy->patch_n != one->columns) continue;
+    any = true;
+    for (int32_t block_w_log = 3; block_w_log <= 6; ++block_w_log) {
+      Geometry g = whole;
+      if (!cut(block_w_log, &g) || one->shared_bytes(g) > device.shared_bytes) continue;
+      const double time = estimate(problem, *one, g, device);
+      if (time >= least) continue;
+      least = time;
+      *instance = one;
+      *geometry = g;
+    }
+  }
+  CUTFUSE_CHECK(any, Code::kNotSupported, "%s: no such patch kernel has so many output channels",
+                to_string(problem.conv).c_str());
+  CUTFUSE_CHECK(*instance != nullptr, Code::kNotSupported,
+                "%s: weights and patches do not fit into shared memory",
+                to_string(problem.conv).c_str());
+  return {};
+}
+
+/// Fitted to 20 problems on an H100, within a seventh of all but the smallest.
+double estimate(const FusedConvProblem& problem, const Instance& instance, const Geometry& g,
+                const DeviceProps& device) noexcept {
+  // Of a warpgroup's tile: of its patch and results, and of what is multiplied together.
+  const double columns = instance.columns;
+  const double run = g.block_w() == 8 ? 1.25 : g.block_w() == 16 ? 1.0 : 0.95;
+  const double ends = 0.9 + 0.02 * columns * run + g.patch_bytes() / 1e5;
+  const double chunk = (0.2 + 0.0063 * columns) * (g.terms < kShort ? 1.5 : 1.0);
+  const double tile = ends + double(ceil_div(g.terms, 32)) * chunk;
+  const auto waves = double(ceil_div(g.tiles, int64_t(kGroups) * device.sm_count));
+  const double bytes =
+      4.0 * g.batch *
+      (double(g.channels) * g.height * g.width + double(g.out_channels) * g.out_pixels());
+  return (problem.packed_weight ? 9.0 : 13.0) + std::max(waves * tile, bytes / 2.2e6);
+}
+
+}  // namespace cutfuse::conv::patches

@@ -1,0 +1,82 @@
+/// \file
+/// The weight as the patch kernel's slabs.
+#include <cuda_fp16.h>
+
+#include "conv/patches/params.h"
+#include "core/launch.h"
+#include "program/fold.cuh"
+
+namespace cutfuse::conv::patches {
+namespace {
+
+constexpr int kThreads = 128;  // of a block, which packs one row
+
+__device__ float weight_at(const PackParams& p, int32_t row, int32_t term) {
+  if (row >= p.g.out_channels || term >= p.g.terms) return 0.f;
+  const int32_t channel = term / p.g.taps();
+  const int32_t tap = term - channel * p.g.taps();
+  const int32_t r = tap / p.g.kernel_w;
+  const Filters& f = p.filters;
+  return __ldg(static_cast<const float*>(f.data) + row * f.k + channel * f.c + r * f.r +
+               (tap - r * p.g.kernel_w) * f.s);
+}
+
+/// The exponent that puts the row's largest finite magnitude in [2^14, 2^15); 0 for zeros.
+__device__ int32_t row_exponent_of(float largest) {
+  __shared__ float of_warp[kThreads / 32];
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+  }
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
+  __syncthreads();
+  for (int i = 0; i < kThreads / 32; ++i) largest = fmaxf(largest, of_warp[i]);
+  return largest == 0.f ? 0 : 14 - ilogbf(largest);
+}
+
+/// Byte `byte` of a row's 128, swizzled by those as the tensor cores read them.
+__device__ int32_t swizzled(int32_t row, int32_t byte) {
+  return row * kRowBytes + (byte ^ row % 8 * 16);
+}
+
+__global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ PackParams p) {
+  wait_for_previous_kernels();
+  const auto row = static_cast<int32_t>(blockIdx.x);
+  const int32_t thread = threadIdx.x;
+  auto* to = static_cast<char*>(p.packed);
+  const int32_t bytes = slab_bytes(p.columns);
+  bool finite = true;
+  float largest = 0.f;
+  for (int32_t i = thread; i < p.g.terms; i += kThreads) {
+    const float magnitude = fabsf(weight_at(p, row, i));
+    if (isfinite(magnitude)) {
+      largest = fmaxf(largest, magnitude);
+    } else {
+      finite = false;
+    }
+  }
+  finite = __syncthreads_and(finite) != 0;
+  const int32_t exponent = row_exponent_of(largest);
+  if (thread == 0) p.words[row] = 2 * exponent + (finite ? 0 : 1);
+  for (int32_t i = thread; i < p.g.slabs() * kSlab; i += kThreads) {
+    float value = weight_at(p, row, i);
+    if (!isfinite(value)) value = 0.f;
+    scale_exactly(value, -exponent);
+    // A thread's two values of eight follow each other in a register, and lie four apart in x.
+    const int32_t place = i % kSlab / 8 * 8 + i % 4 * 2 + i % 8 / 4;
+    char* at = to + i / kSlab * bytes + swizzled(row, place * 2);
+    const __half high = __float2half_rn(value);
+    *reinterpret_cast<__half*>(at) = high;
+    *reinterpret_cast<__half*>(at + p.columns * kRowBytes) =
+        __float2half_rn(value - __half2float(high));
+  }
+}
+
+}  // namespace
+
+Status pack(const PackParams& params, void* stream) noexcept {
+  return launch(&pack_kernel, dim3(static_cast<unsigned>(params.columns)), dim3(kThreads), 0,
+                stream, params);
+}
+
+}  // namespace cutfuse::conv::patches

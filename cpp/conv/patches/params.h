@@ -1,0 +1,86 @@
+/// \file
+/// The patch kernel's parameters, and the handle that launches it. No CUTLASS here.
+///
+/// A warpgroup's tile is a block of output pixels of one image. What their filters meet of x, a
+/// patch, the copy engine brings to shared memory in one box, as NCHW has it; each thread takes the
+/// values of its pixels from there to registers, splits them into two fp16 planes, and multiplies.
+/// The weights of all output channels stay in shared memory.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cutfuse/device.h"
+#include "cutfuse/status.h"
+#include "gemm/launcher.h"
+
+namespace cutfuse::conv::patches {
+
+inline constexpr int32_t kGroups = 3;      // warpgroups of a block, each with tiles of its own
+inline constexpr int32_t kPixels = 64;     // of a tile
+inline constexpr int32_t kSlab = 64;       // terms of a sum whose weights lie together
+inline constexpr int32_t kRowBytes = 128;  // of a row of a slab's plane, swizzled by those
+inline constexpr int32_t kShort = 128;     // terms: shorter sums are promoted more often
+
+/// Weight w[k][c][r][s], k an output channel; strides may be negative.
+struct Filters {
+  const void* data = nullptr;
+  int64_t k = 0, c = 0, r = 0, s = 0;
+};
+
+/// A convolution in one group, cut into tiles.
+struct Geometry {
+  int32_t batch, channels, height, width;
+  int32_t out_channels, out_height, out_width;
+  int32_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int32_t terms;        // of a sum: channels * kernel_h * kernel_w
+  int32_t block_w_log;  // of a tile's pixels
+  int32_t blocks_w, blocks_h;
+  int32_t tiles;         // of all images
+  int32_t early;         // columns of a patch before the first that a filter meets
+  int32_t box_w, box_h;  // of a patch, in values of x
+
+  constexpr int32_t taps() const { return kernel_h * kernel_w; }
+  constexpr int32_t slabs() const { return (terms + kSlab - 1) / kSlab; }
+  constexpr int32_t block_w() const { return 1 << block_w_log; }
+  constexpr int32_t block_h() const { return kPixels >> block_w_log; }
+  constexpr int32_t out_pixels() const { return out_height * out_width; }
+  constexpr int32_t patch_values() const { return channels * box_h * box_w; }
+  constexpr int32_t patch_bytes() const { return (patch_values() * 4 + 127) / 128 * 128; }
+};
+
+/// Of two planes of `columns` rows.
+constexpr int32_t slab_bytes(int32_t columns) { return 2 * columns * kRowBytes; }
+
+struct PackParams {
+  Geometry g = {};
+  Filters filters;
+  int32_t columns = 0;  // rows of a plane: output channels, and zeros
+  void* packed = nullptr;
+  int32_t* words = nullptr;  // [columns], as split() makes them
+};
+
+/// Packs the weight in two fp16 planes: each row of `columns` a sum's factors, in the order that
+/// kernels read.
+Status pack(const PackParams& params, void* stream) noexcept;
+
+struct Params {
+  CUtensorMap map;  // of x: boxes are patches
+  Geometry g = {};
+  const void* packed = nullptr;
+  /// Its a and b are x and weight, with their strides, read only to repair.
+  gemm::EpilogueArguments epilogue;
+  float promotion = 1.f;
+};
+
+/// One row of instances.cmake.
+struct Instance {
+  int32_t columns;                           // output channels at once
+  int64_t (*shared_bytes)(const Geometry&);  // of a block
+  Status (*launch)(const Params&, const DeviceProps&, void* stream) noexcept;
+};
+
+const Instance* instances(int32_t* count) noexcept;
+
+}  // namespace cutfuse::conv::patches

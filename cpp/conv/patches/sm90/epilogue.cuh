@@ -1,0 +1,159 @@
+/// \file
+/// From a tile's sums to the planes of NCHW: undo the weights' scales, sum again what is not
+/// finite, run the program, store.
+#pragma once
+
+#include <cutlass/cutlass.h>
+
+#include "conv/patches/params.h"
+#include "device/barriers.cuh"
+#include "gemm/coordinates.cuh"
+#include "gemm/sm90/nchw_repair.cuh"
+#include "gemm/stage.cuh"
+#include "gemm/unscale.cuh"
+#include "program/executor.cuh"
+
+namespace cutfuse::conv::patches::sm90 {
+
+/// Columns are output channels, rows pixels of a block of one image.
+template <int kN>
+struct PatchCoordinates : gemm::FragmentCoordinates<2, kN / 8, kN, 14> {
+  int32_t image;
+  int32_t out_pixels;
+  int32_t pixel[2];  // in its plane; where there is none, one that exists
+  bool inside[2];
+
+  CUTLASS_DEVICE bool row_inside(int r) const { return inside[r]; }
+  CUTLASS_DEVICE int64_t row(int r) const { return int64_t(image) * out_pixels + pixel[r]; }
+  /// Of the first channel's plane of the result.
+  CUTLASS_DEVICE int64_t plane_offset(int r) const {
+    return int64_t(image) * this->columns * out_pixels + pixel[r];
+  }
+};
+
+/// As executor::row_offset: full operands lie as the result does.
+template <int kN>
+CUTLASS_DEVICE int64_t row_offset(const PatchCoordinates<kN>& at, int r, const Operand& operand) {
+  return operand.row_stride == 0 ? 0 : at.plane_offset(r);
+}
+
+/// One result in fp32, by one warp: of the terms with a non-finite factor alone if there are any.
+/// The padding is no factor.
+CUTLASS_DEVICE float sum_of_pixel(const Geometry& g, const gemm::EpilogueArguments& arguments,
+                                  int32_t image, int32_t pixel, int32_t column, int lane) {
+  const int32_t p = pixel / g.out_width;
+  const int32_t top = p * g.stride_h - g.pad_h;
+  const int32_t left = (pixel - p * g.out_width) * g.stride_w - g.pad_w;
+  const auto* x = static_cast<const float*>(arguments.a.data) + image * arguments.x_strides[0];
+  const int64_t (&w)[4] = arguments.weight_strides;
+  const auto* weight = static_cast<const float*>(arguments.b.data) + column * w[0];
+  float finite = 0.f, others = 0.f;
+  bool has_others = false;
+  for (int32_t term = lane; term < g.terms; term += 32) {
+    const int32_t channel = term / g.taps();
+    const int32_t tap = term - channel * g.taps();
+    const int32_t r = tap / g.kernel_w, s = tap - r * g.kernel_w;
+    const int32_t row = top + r * g.dilation_h, col = left + s * g.dilation_w;
+    if (row < 0 || row >= g.height || col < 0 || col >= g.width) continue;
+    const float factor = __ldg(x + channel * arguments.x_strides[1] + row * arguments.x_strides[2] +
+                               col * arguments.x_strides[3]);
+    const float other = __ldg(weight + channel * w[1] + r * w[2] + s * w[3]);
+    const bool is_other = !isfinite(factor) || !isfinite(other);
+    has_others = has_others || is_other;
+    (is_other ? others : finite) += factor * other;
+  }
+  float sum = __any_sync(0xffffffffu, has_others) ? others : finite;
+  CUTLASS_PRAGMA_UNROLL
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  return sum;
+}
+
+/// Sums again what is not finite. Rare, so it may be slow.
+template <int kN>
+CUTLASS_DEVICE void repair(float (&v)[kN / 2], const PatchCoordinates<kN>& at, const Geometry& g,
+                           const gemm::EpilogueArguments& arguments, int lane) {
+  CUTLASS_PRAGMA_NO_UNROLL
+  for (int i = 0; i < kN / 2; ++i) {
+    float value = 0.f;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kN / 2; ++j) value = j == i ? v[j] : value;
+    const int r = i / 2 % 2;
+    const int32_t own_pixel = r == 0 ? at.pixel[0] : at.pixel[1];
+    const int32_t own_column = at.column0 + i / 4 * 8 + i % 2;
+    const bool wanted =
+        !isfinite(value) && own_column < at.columns && (r == 0 ? at.inside[0] : at.inside[1]);
+    for (uint32_t lanes = __ballot_sync(0xffffffffu, wanted); lanes != 0; lanes &= lanes - 1) {
+      const int owner = __ffs(lanes) - 1;
+      const int32_t pixel = __shfl_sync(0xffffffffu, own_pixel, owner);
+      const int32_t column = __shfl_sync(0xffffffffu, own_column, owner);
+      const float sum = sum_of_pixel(g, arguments, at.image, pixel, column, lane);
+      if (lane == owner) value = sum;
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kN / 2; ++j) v[j] = j == i ? value : v[j];
+  }
+}
+
+/// Where pixels lane and lane + 32 of a tile go, in the order that the block has them.
+struct Destination {
+  int64_t offset[2];  // in the first channel's plane
+  bool inside[2];
+};
+
+/// Eight channels at a time are turned in shared memory, two stages of those, so that 32 pixels of
+/// a channel leave together.
+inline constexpr int kStageWords = 8 * kPixels;
+
+template <int kN>
+CUTLASS_DEVICE void store(const float (&v)[kN / 2], const PatchCoordinates<kN>& at,
+                          const Destination& to, float* stages, float* out) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const int64_t pixels = at.out_pixels;
+  // Bits 3 and 4 of a pixel are flipped by those of its channel, so that banks do not conflict.
+  float* const put = stages + lane % 4 * 2 * kPixels;
+  const int first = (warp * 16 + lane / 4) ^ lane % 4 * 8;
+  const float* const taken = stages + warp * 2 * kPixels + (lane ^ warp * 8);
+  float* target[2];
+  CUTLASS_PRAGMA_UNROLL
+  for (int half = 0; half < 2; ++half) target[half] = out + to.offset[half] + warp * 2 * pixels;
+  CUTLASS_PRAGMA_UNROLL
+  for (int j = 0; j < kN / 8; ++j) {
+    const int stage = j % 2 * kStageWords;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      put[stage + i % 2 * kPixels + (first ^ i / 2 * 8)] = v[4 * j + i];
+    }
+    sync_threads(1 + threadIdx.x / 128, 128);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const bool exists = warp * 2 + 8 * j + i < at.columns;
+      CUTLASS_PRAGMA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        if (exists && to.inside[half]) *target[half] = taken[stage + i * kPixels + 32 * half];
+        target[half] += i == 0 ? pixels : 7 * pixels;
+      }
+    }
+  }
+}
+
+template <int kN>
+CUTLASS_DEVICE void finish(const Params& p, bool columns_plain, int exponent, float (&v)[kN / 2],
+                           const PatchCoordinates<kN>& at, const Destination& to, float* stages) {
+  using Coordinates = PatchCoordinates<kN>;
+  const gemm::EpilogueArguments& arguments = p.epilogue;
+  const int words[2] = {2 * exponent, 2 * exponent};  // as split() makes them
+  int first = 0;
+  if (columns_plain && gemm::is_plain(words[0]) && gemm::sm90::are_finite(v)) {
+    gemm::apply_folded(v, words, at, gemm::kScaleSlot<Coordinates>);
+    first = arguments.affine_steps;
+  } else {
+    if (arguments.b_words != nullptr && gemm::unscale(v, words, at)) {
+      gemm::sm90::mark_columns(v, at);
+    }
+    repair(v, at, p.g, arguments, int(threadIdx.x) % 32);
+  }
+  execute(arguments.program, v, at, first);
+  store<kN>(v, at, to, stages, static_cast<float*>(arguments.out.data));
+}
+
+}  // namespace cutfuse::conv::patches::sm90

@@ -1,0 +1,235 @@
+/// \file
+/// The patch kernel: warpgroups that each load, multiply and store tiles of their own, so that one
+/// stores while others multiply.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+#include <cutlass/cutlass.h>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "conv/patches/params.h"
+#include "conv/patches/sm90/epilogue.cuh"
+#include "conv/patches/sm90/multiply.cuh"
+#include "core/launch.h"
+#include "device/barriers.cuh"
+#include "gemm/stage.cuh"
+
+namespace cutfuse::conv::patches::sm90 {
+
+using Barrier = cutlass::arch::ClusterTransactionBarrier;
+
+/// Offsets in shared memory, in bytes.
+template <int kN>
+struct Shared {
+  int32_t patches, stages, table, slots, control, total;
+
+  CUTLASS_HOST_DEVICE explicit Shared(const Geometry& g) {
+    patches = g.slabs() * slab_bytes(kN);  // weights come first
+    stages = patches + kGroups * g.patch_bytes();
+    table = stages + kGroups * 2 * kStageWords * 4;
+    slots = table + g.slabs() * kSlab * 2;
+    control = slots + gemm::kSlots<PatchCoordinates<kN>> * kN * 4;
+    total = control + 8 * (kGroups + 1) + 16 * kGroups;
+  }
+};
+
+/// Where a tile lies.
+struct Block {
+  int32_t image, top, left;  // its first pixel
+
+  CUTLASS_DEVICE Block(const Geometry& g, int32_t tile) {
+    const int32_t line = tile / g.blocks_w;
+    image = line / g.blocks_h;
+    top = (line - image * g.blocks_h) * g.block_h();
+    left = (tile - line * g.blocks_w) * g.block_w();
+  }
+};
+
+/// How far from where a pixel's filter begins the value of each term is: of 16 terms, those of each
+/// of four lanes follow each other.
+CUTLASS_DEVICE void write_table(const Geometry& g, uint16_t* table) {
+  for (int32_t term = threadIdx.x; term < g.slabs() * kSlab; term += blockDim.x) {
+    const int32_t known = min(term, g.terms - 1);  // weights of others are zeros
+    const int32_t channel = known / g.taps();
+    const int32_t tap = known - channel * g.taps();
+    const int32_t r = tap / g.kernel_w, s = tap - r * g.kernel_w;
+    const int32_t values = (channel * g.box_h + r * g.dilation_h) * g.box_w + s * g.dilation_w;
+    table[term / 16 * 16 + term % 4 * 4 + term % 16 / 4] = static_cast<uint16_t>(4 * values);
+  }
+}
+
+/// Bits of the largest finite magnitude of `count` values, by a warpgroup, with a word of shared
+/// memory for each of its warps.
+CUTLASS_DEVICE uint32_t largest_of(const char* values, int32_t count, int group, uint32_t* words) {
+  const int thread = threadIdx.x % 128;
+  const auto* fours = reinterpret_cast<const float4*>(values);
+  const auto scan = [&](const auto& magnitude) {
+    float largest = 0.f;
+#pragma unroll 4
+    for (int32_t i = thread; i < count / 4; i += 128) {
+      const float4 four = fours[i];
+      largest = fmaxf(fmaxf(fmaxf(magnitude(four.x), magnitude(four.y)),
+                            fmaxf(magnitude(four.z), magnitude(four.w))),
+                      largest);
+    }
+    const uint32_t bits = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
+    if (thread % 32 == 0) words[thread / 32] = bits;
+    sync_threads(1 + group, 128);
+    return max(max(words[0], words[1]), max(words[2], words[3]));
+  };
+  const uint32_t bits = scan([](float value) { return fabsf(value); });
+  if (bits < 0x7f800000u) return bits;
+  sync_threads(1 + group, 128);  // all have read the words
+  return scan([](float value) { return fabsf(value) < INFINITY ? fabsf(value) : 0.f; });
+}
+
+/// A warpgroup's walk over its tiles.
+template <int kN>
+class Walk {
+ public:
+  CUTLASS_DEVICE Walk(const Params& p, const Shared<kN>& at, char* shared)
+      : p_(p), group_(__shfl_sync(0xffffffffu, threadIdx.x / 128, 0)) {
+    patch_ = shared + at.patches + group_ * p.g.patch_bytes();
+    stages_ = reinterpret_cast<float*>(shared + at.stages) + group_ * 2 * kStageWords;
+    full_ = reinterpret_cast<uint64_t*>(shared + at.control) + group_;
+    words_ = reinterpret_cast<uint32_t*>(shared + at.control + 8 * (kGroups + 1)) + 4 * group_;
+    tile_ = int32_t(blockIdx.x) * kGroups + group_;
+  }
+
+  /// Has the copy engine bring the patch of the next tile.
+  CUTLASS_DEVICE void load() const {
+    const Geometry& g = p_.g;
+    if (threadIdx.x % 128 != 0 || tile_ >= g.tiles) return;
+    const Block block(g, tile_);
+    Barrier::arrive_and_expect_tx(full_, g.patch_values() * 4);
+    cute::SM90_TMA_LOAD_5D::copy(&p_.map, full_,
+                                 static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+                                 patch_, block.left * g.stride_w - g.pad_w - g.early,
+                                 block.top * g.stride_h - g.pad_h, 0, block.image, 0);
+  }
+
+  CUTLASS_DEVICE void run(uint32_t weights, uint32_t table, uint32_t slots, bool columns_plain) {
+    const Geometry& g = p_.g;
+    const int lane = threadIdx.x % 32;
+    const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+    PatchCoordinates<kN> at;
+    at.row0 = 0;
+    at.column0 = lane % 4 * 2;
+    at.rows = 0;
+    at.columns = g.out_channels;
+    at.staged = slots + lane % 4 * 8;
+    at.out_pixels = g.out_pixels();
+    Pixels pixels;
+    pixels.table = table + lane % 4 * 8;
+    const int32_t down = row >> g.block_w_log, right = row & (g.block_w() - 1);
+    pixels.first =
+        shared_address(patch_) + 4 * (down * g.stride_h * g.box_w + right * g.stride_w + g.early);
+    pixels.second = 4 * (g.block_w() > 8 ? 8 * g.stride_w : g.stride_h * g.box_w);
+    asm volatile("" : "+r"(pixels.first));  // else it is computed again for every chunk
+    const int stride = int(gridDim.x) * kGroups;
+    for (uint32_t phase = 0; tile_ < g.tiles; phase ^= 1) {
+      float sum[kN / 2];
+      Barrier::wait(full_, phase);
+      const uint32_t bits = largest_of(patch_, g.patch_values(), group_, words_);
+      // 2^-exponent puts it in [2^14, 2^15); of powers of which scale and unscale are normal.
+      const int exponent = static_cast<int>(max(bits >> 23, 15u)) - 141;
+      Multiplier<kN> multiplier(pixels, power_of_two(-exponent), weights, g.terms);
+      if (g.terms < kShort) {
+        multiplier.run_short(p_.promotion, sum);
+      } else {
+        multiplier.run(p_.promotion, sum);
+      }
+      const Block block(g, tile_);
+      tile_ += stride;
+      sync_threads(1 + group_, 128);  // all have read the patch
+      load();
+      at.image = block.image;
+      Destination to;
+      CUTLASS_PRAGMA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        at.inside[r] = find(block, row + 8 * r, &at.pixel[r]);
+        int32_t pixel;
+        to.inside[r] = find(block, lane + 32 * r, &pixel);
+        to.offset[r] = int64_t(block.image) * g.out_channels * g.out_pixels() + pixel;
+      }
+      finish<kN>(p_, columns_plain, -exponent, sum, at, to, stages_);
+    }
+  }
+
+ private:
+  /// Pixel `row` of a block, in its plane; where there is none, one that exists.
+  CUTLASS_DEVICE bool find(const Block& block, int row, int32_t* pixel) const {
+    const Geometry& g = p_.g;
+    const int32_t p = block.top + (row >> g.block_w_log);
+    const int32_t q = block.left + (row & (g.block_w() - 1));
+    *pixel = min(p, g.out_height - 1) * g.out_width + min(q, g.out_width - 1);
+    return p < g.out_height && q < g.out_width;
+  }
+
+  const Params& p_;
+  int group_;
+  char* patch_;
+  float* stages_;
+  uint64_t* full_;
+  uint32_t* words_;
+  int32_t tile_;
+};
+
+template <int kN>
+__global__ void __launch_bounds__(kGroups * 128, 1)
+    patch_kernel(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) char shared[];
+  const Geometry& g = params.g;
+  const Shared<kN> at(g);
+  auto* barriers = reinterpret_cast<uint64_t*>(shared + at.control);
+  uint64_t* packed = barriers + kGroups;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i <= kGroups; ++i) Barrier::init(barriers + i, 1);
+    cutlass::arch::fence_barrier_init();
+  }
+  write_table(g, reinterpret_cast<uint16_t*>(shared + at.table));
+  cutlass::arch::fence_view_async_shared();
+  __syncthreads();
+  wait_for_previous_kernels();
+  Walk<kN> walk(params, at, shared);
+  walk.load();
+  if (threadIdx.x == 0) {
+    constexpr int kBytes = slab_bytes(kN);
+    const int count = g.slabs();
+    Barrier::arrive_and_expect_tx(packed, count * kBytes);
+    for (int i = 0; i < count; ++i) {
+      cute::SM90_BULK_COPY_G2S::copy(static_cast<const char*>(params.packed) + i * kBytes, packed,
+                                     shared + i * kBytes, kBytes);
+    }
+  }
+  auto* slots = reinterpret_cast<int32_t*>(shared + at.slots);
+  const bool plain = gemm::stage_columns<PatchCoordinates<kN>, kN, kGroups * 128>(
+      params.epilogue, 0, g.out_channels, true, int(threadIdx.x), slots,
+      [](bool mine) { return __syncthreads_and(mine) != 0; });
+  Barrier::wait(packed, 0);
+  walk.run(shared_address(shared), shared_address(shared + at.table), shared_address(slots), plain);
+}
+
+template <int kN>
+int64_t shared_bytes(const Geometry& g) {
+  return Shared<kN>(g).total;
+}
+
+template <int kN>
+Status launch_patches(const Params& params, const DeviceProps& device, void* stream) noexcept {
+  auto* kernel = &patch_kernel<kN>;
+  // The limit is the function's, which other threads launch with more or less.
+  CUTFUSE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(device.shared_bytes)));
+  const int32_t most = (params.g.tiles + kGroups - 1) / kGroups;
+  const int32_t blocks = most < device.sm_count ? most : device.sm_count;
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kGroups * 128),
+                static_cast<size_t>(shared_bytes<kN>(params.g)), stream, params);
+}
+
+template <int kN>
+Instance make_instance() {
+  return {kN, &shared_bytes<kN>, &launch_patches<kN>};
+}
+
+}  // namespace cutfuse::conv::patches::sm90

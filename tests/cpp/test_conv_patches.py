@@ -1,0 +1,106 @@
+"""Convolutions of NCHW images by patches: which are, what they take of memory, what they say."""
+
+from typing import Any
+
+import pytest
+
+from .native import binding
+from .test_conv_plan import H200, problem
+
+_C = binding()
+
+# Sizes of x, out_channels, kernel, stride, padding, dilation, groups, transposed.
+ALEX = (256, 3, 224, 224, 96, 11, 4, 2, 1, 1, False)
+STEM = (64, 3, 224, 224, 64, 7, 2, 3, 1, 1, False)
+EMBED = (128, 3, 224, 224, 96, 4, 4, 0, 1, 1, False)
+SMALL = (2, 6, 20, 24, 12, 3, 1, 1, 1, 1, False)
+TURNED = (2, 6, 20, 24, 12, 3, 1, 1, 1, 1, True)
+
+
+def policy(columns: int) -> Any:
+    return _C.ConvPolicy(0, planes=2, gemm=_C.GemmPolicy(0, 0, source=2), patch_n=columns)
+
+
+def patches(shape: tuple[Any, ...], tier: str = "ieee", **changes: Any) -> Any:
+    return problem(shape, tier, **{"pixel_stride": 1, **changes})
+
+
+def is_by_patches(plan: Any) -> bool:
+    return ": patches as they are, " in plan.describe()
+
+
+@pytest.mark.parametrize("tail", [0, 2])
+@pytest.mark.parametrize("shape", [ALEX, STEM, EMBED], ids=str)
+def test_it_is_selected_and_says_so(shape: tuple[Any, ...], tail: int) -> None:
+    made = patches(shape, tail=tail)
+    assert _C.conv_why_slower(made, H200) is None
+    plan = _C.make_conv_plan(made, H200)
+    assert is_by_patches(plan)
+    found = plan.policy
+    assert (found.tile_n, found.planes, found.gemm.source) == (0, 2, 2)
+    assert found.patch_n == shape[4]
+    assert found == policy(found.patch_n)
+    assert repr(found).endswith(f"Direct::kNone, {found.patch_n}}}")
+    assert plan.describe() == _C.make_conv_plan(made, H200, found).describe()
+    terms = shape[1] * shape[5] ** 2
+    packed = -(-terms // 64) * 64 * 4 * found.patch_n + 4 * found.patch_n
+    assert plan.packed_bytes == -(-packed // 256) * 256
+    assert plan.workspace_bytes == plan.packed_bytes
+    frozen = _C.make_conv_plan(patches(shape, tail=tail, packed_weight=True), H200, found)
+    assert (frozen.workspace_bytes, frozen.packed_bytes) == (0, plan.packed_bytes)
+    assert frozen.packed_key == plan.packed_key
+    assert "pack the weight\n" in plan.describe()
+    assert "pack" not in frozen.describe()
+    assert ("batch_norm with the running statistics" in plan.describe()) == (tail == 2)
+
+
+@pytest.mark.parametrize("shape", [SMALL, TURNED], ids=str)
+@pytest.mark.parametrize("columns", [32, 64, 96])
+def test_wider_kernels_take_fewer_channels(shape: tuple[Any, ...], columns: int) -> None:
+    plan = _C.make_conv_plan(patches(shape), H200, policy(columns))
+    assert is_by_patches(plan)
+    assert plan.policy.patch_n == columns
+    with pytest.raises(NotImplementedError, match="output channels"):
+        _C.make_conv_plan(patches((*shape[:4], columns + 1, *shape[5:])), H200, policy(columns))
+
+
+def test_each_compiled_kernel_is_listed_and_makes_a_plan() -> None:
+    listed = [one for one in _C.compiled_conv_policies() if one.patch_n]
+    assert policy(96) in listed
+    for one in listed:
+        assert _C.make_conv_plan(patches(SMALL), H200, one).policy == one
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pixel_stride": 0},
+        {"channels_last": True, "pixel_stride": 6},
+        {"dtype": 1},
+        {"dtype": 2},
+        {"tail": 1},
+        {"precision": 1},
+    ],
+    ids=str,
+)
+def test_what_is_not_contiguous_fp32_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match="patches are of contiguous fp32 NCHW"):
+        _C.make_conv_plan(patches(SMALL, **changes), H200, policy(32))
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((2, 6, 20, 24, 12, 3, 1, 1, 1, 2, False), "in one group"),
+        ((2, 64, 20, 24, 12, 3, 2, 1, 1, 1, True), "in one group"),
+        ((2, 6, 20, 22, 12, 3, 1, 1, 1, 1, False), "a multiple of 4 pixels"),
+        ((2, 300, 20, 24, 12, 3, 1, 1, 1, 1, False), "do not fit"),  # of a box
+        ((2, 128, 20, 24, 96, 3, 1, 1, 1, 1, False), "do not fit"),  # weights
+        ((2, 64, 90, 96, 12, 3, 1, 1, 20, 1, False), "do not fit"),  # a patch
+        ((2, 1, 20, 24, 12, 3, 1, 1, 1, 1, False), "sums of 9 terms"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_says_why(shape: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(NotImplementedError, match=words):
+        _C.make_conv_plan(patches(shape), H200, policy(96))

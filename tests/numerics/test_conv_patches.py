@@ -1,0 +1,150 @@
+"""Convolutions of NCHW images by patches: exact, accurate, within their memory."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import pycutfuse as pcf
+from pycutfuse.testing import (
+    exact_promotion,
+    forced_conv_policy,
+    generate,
+    guarded,
+    integers,
+    kinds,
+)
+
+from ..cases.conv import PATCHES, ConvCase
+from .conv_common import bound_of, check, torch_conv, wide
+from .test_conv_integers import policies
+
+pytestmark = pytest.mark.cuda
+KIND = torch.float32, "ieee"
+compiled = [policy for policy in policies() if policy.patch_n > 0]
+every_case = pytest.mark.parametrize("case", PATCHES, ids=str)
+
+
+@pytest.fixture(params=compiled or [None], ids=lambda one: str(one.patch_n))
+def policy(request: pytest.FixtureRequest) -> Iterator[object]:
+    assert request.param is not None, "the native library has no patch kernel"
+    with forced_conv_policy(request.param):
+        yield request.param
+
+
+def fits(policy, case: ConvCase) -> bool:
+    """Whether it takes the case; what it does not it refuses."""
+    if case.out_channels <= policy.patch_n:
+        return True
+    with pytest.raises(NotImplementedError, match="output channels"):
+        case.ours(*drawn(case), precision="ieee")
+    return False
+
+
+def drawn(case: ConvCase, kind: str = "randn") -> tuple[Tensor, Tensor, Tensor | None]:
+    return case.draw(lambda shape, seed: generate(kind, shape, seed=seed), device="cuda")
+
+
+def whole(shape: tuple[int, ...], seed: int) -> Tensor:
+    return integers(shape, seed=seed)
+
+
+@every_case
+def test_whole_numbers_are_exact(case: ConvCase, policy, fused: None) -> None:
+    if not fits(policy, case):
+        return
+    tensors = case.draw(whole, device="cuda")
+    value = case.theirs(*wide(tensors))
+    full = whole(value.shape, 4).cuda()
+    vector = whole((case.out_channels, 1, 1), 5).cuda()
+    with exact_promotion(), guarded():
+        folded = case.ours(*tensors, epilogue=(pcf.mul(vector), pcf.relu()), precision="ieee")
+        result = case.ours(*tensors, epilogue=(pcf.add(full), pcf.mul(vector)), precision="ieee")
+    assert torch.equal(folded, (value * vector).relu().float())
+    assert torch.equal(result, ((value + full) * vector).float())
+
+
+@pytest.mark.parametrize("draw", ["randn", "rand", "lognormal"])
+@every_case
+def test_accuracy(draw: str, case: ConvCase, policy, fused: None) -> None:
+    if not fits(policy, case):
+        return
+    tensors = drawn(case, draw)
+    exact, bound = case.theirs(*wide(tensors)), bound_of(case, *tensors)
+    theirs = torch_conv(case, *tensors, tier="ieee")
+    check(case.ours(*tensors, precision="ieee"), theirs, exact, KIND, bound)
+
+
+@pytest.mark.parametrize("scale", [2.0**-118, 2.0**-60, 2.0**60, 2.0**118])
+def test_any_range(scale: float, policy, fused: None) -> None:
+    """Also of images that differ: each tile has a scale of its own."""
+    case = PATCHES[2]
+    x, weight, bias = drawn(case)
+    x[0] *= scale
+    tensors = x, weight, bias
+    exact, theirs = case.theirs(*wide(tensors)), torch_conv(case, *tensors, tier="ieee")
+    ours = case.ours(*tensors, precision="ieee")
+    for image in range(len(x)):
+        check(ours[image], theirs[image], exact[image], KIND)
+
+
+@pytest.mark.parametrize("case", PATCHES[:5], ids=str)
+def test_batch_norm_in_eval(case: ConvCase, policy, fused: None) -> None:
+    if case.transposed or case.batch is None or not fits(policy, case):
+        return
+    tensors, features = drawn(case), case.out_channels
+    running = generate("randn", (features,), seed=5), generate("rand", (features,), seed=6) + 0.5
+    mean, var = (one.cuda() for one in running)
+    with guarded():
+        result = pcf.ops.conv2d_batch_norm(
+            *tensors,
+            **case.options,
+            running_mean=mean,
+            running_var=var,
+            after=(pcf.gelu(), pcf.mul(0.5)),
+            precision="ieee",
+        )
+    exact = F.batch_norm(case.theirs(*wide(tensors)), mean.double(), var.double())
+    theirs = F.batch_norm(torch_conv(case, *tensors, tier="ieee"), mean, var)
+    check(result, F.gelu(theirs) * 0.5, F.gelu(exact) * 0.5, KIND)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@every_case
+def test_non_finite_values_stay_in_their_pixels(
+    bad: float, case: ConvCase, policy, fused: None
+) -> None:
+    if not fits(policy, case):
+        return
+    x, weight, bias = drawn(case)
+    for at in (0, -1):
+        spoilt = x.clone()
+        spoilt[(at,) * x.dim()] = bad
+        ours = case.ours(spoilt, weight, bias, precision="ieee")
+        exact = case.theirs(*wide((spoilt, weight, bias)))
+        assert torch.equal(kinds(ours), kinds(exact))
+        # Of what is finite nothing is lost, in the same tile neither.
+        finite = exact.isfinite()
+        clean = case.theirs(*wide((x, weight, bias)))
+        assert (ours.double() - clean)[finite].norm() <= 1e-6 * clean.norm()
+        spoilt = weight.clone()
+        spoilt[at, at] = bad
+        ours = case.ours(x, spoilt, bias, precision="ieee")
+        # Padding is no factor of ours: of a weight that is not finite it may be one of theirs.
+        exact = case.theirs(*wide((x, spoilt, bias)))
+        assert torch.equal(ours.isfinite(), exact.isfinite())
+
+
+def test_the_largest_values_stay_finite(policy, fused: None) -> None:
+    x = torch.zeros(2, 8, 6, 8, device="cuda")
+    weight = torch.zeros(8, 8, 2, 2, device="cuda")
+    largest = torch.finfo(torch.float32).max
+    for one, other in ((x, weight), (weight, x)):
+        x.zero_(), weight.zero_()
+        one[:, 3, 1, 1] = largest
+        other[:, 3] = 0.5
+        result = pcf.ops.conv2d(x, weight, precision="ieee")
+        exact = F.conv2d(x.double(), weight.double())
+        torch.testing.assert_close(result.double(), exact, rtol=1e-6, atol=0)
