@@ -51,6 +51,7 @@ KINDS = (
 SHAPES = {
     "first layer, 7x7 stride 2": ConvShape(64, 3, 224, 224, 64, 7, 2, 3),
     "first layer, 11x11 stride 4": ConvShape(256, 3, 224, 224, 96, 11, 4, 2),
+    "first layer, 5x5 stride 2": ConvShape(16, 3, 300, 300, 72, 5, 2),
     "3x3, few channels": ConvShape(128, 8, 128, 128, 64, 3, 1, 1),
     "3x3": ConvShape(64, 64, 56, 56, 64, 3, 1, 1),
     "3x3, many channels": ConvShape(64, 512, 14, 14, 512, 3, 1, 1),
