@@ -15,6 +15,5 @@ endforeach()
 # The compiled patch kernels: output channels at once.
 set(CUTFUSE_PATCH_INSTANCES
   # CHANNELS
-  "32"
   "64"
   "96 dev")

@@ -68,9 +68,11 @@ class PatchPlan final : public MechanismPlan {
 
 std::string PatchPlan::describe() const {
   std::string text = problem_.packed_weight ? "" : "pack the weight\n";
-  text += to_string(problem_.conv) + ": patches as they are, " + std::to_string(g_.tiles) +
-          " tiles of " + std::to_string(g_.block_h()) + " x " + std::to_string(g_.block_w()) +
-          " pixels and " + std::to_string(instance_.columns) + " channels, 2 planes";
+  text +=
+      to_string(problem_.conv) + ": patches as they are, " + std::to_string(g_.tiles) +
+      " tiles of " + std::to_string(g_.block_h()) + " x " + std::to_string(g_.block_w()) +
+      " pixels and " + std::to_string(instance_.columns) +
+      " channels, 2 planes; what is below 2^-16 of the largest input in its patch loses accuracy";
   if (problem_.program.count > 0) text += "\n  epilogue: " + to_string(problem_.program);
   if (problem_.tail == Tail::kBatchNormEval) {
     text += "\n  epilogue: batch_norm with the running statistics";

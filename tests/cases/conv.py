@@ -204,7 +204,6 @@ PATCHES = [
     ConvCase(64, 64, (1, 1), (17, 20), 1),
     ConvCase(7, 70, (7, 7), (19, 24), 2, stride=2, padding=3),
     ConvCase(6, 5, (3, 3), (8, 12), 3, transposed=True, padding=(0, 2), dilation=2),
-    ConvCase(50, 13, (3, 3), (9, 8), 2, padding=1),  # weights and patches fit one kernel alone
 ]
 # What no kernel takes: of 8 channels a group and more, results of one pixel and the longest sums
 # in several groups, and transposed convolutions with strides and dilation.
