@@ -113,9 +113,7 @@ class Walk {
     const int lane = threadIdx.x % 32;
     const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;
     PatchCoordinates<kN> at;
-    at.row0 = 0;
     at.column0 = lane % 4 * 2;
-    at.rows = 0;
     at.columns = g.out_channels;
     at.staged = slots + lane % 4 * 8;
     at.out_pixels = g.out_pixels();
@@ -131,7 +129,7 @@ class Walk {
       float sum[kN / 2];
       Barrier::wait(full_, phase);
       const uint32_t bits = largest_of(patch_, g.patch_values(), group_, words_);
-      // 2^-exponent puts it in [2^14, 2^15); of powers of which scale and unscale are normal.
+      // 2^-exponent, normal as its inverse is, puts it in [2^14, 2^15).
       const int exponent = static_cast<int>(max(bits >> 23, 15u)) - 141;
       Multiplier<kN> multiplier(pixels, power_of_two(-exponent), weights, g.terms);
       if (g.terms < kShort) {
