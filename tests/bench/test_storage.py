@@ -169,7 +169,7 @@ def test_committed_results_are_rendered(path):
     run = storage.read(path)
     assert run.passed
     names = [case.name for case in run.cases if case.timings]  # a table for each tier
-    assert names
+    assert names or run.sizes
     for name in set(names):
         assert report.markdown(run).count(f"| {name} |") >= names.count(name)
 
