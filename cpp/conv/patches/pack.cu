@@ -3,6 +3,7 @@
 #include <cuda_fp16.h>
 
 #include "conv/patches/params.h"
+#include "conv/row_exponent.cuh"
 #include "core/launch.h"
 #include "program/fold.cuh"
 
@@ -19,19 +20,6 @@ __device__ float weight_at(const PackParams& p, int32_t row, int32_t term) {
   const Filters& f = p.filters;
   return __ldg(static_cast<const float*>(f.data) + row * f.k + channel * f.c + r * f.r +
                (tap - r * p.g.kernel_w) * f.s);
-}
-
-/// The exponent that puts the row's largest finite magnitude in [2^14, 2^15); 0 for zeros.
-__device__ int32_t row_exponent_of(float largest) {
-  __shared__ float of_warp[kThreads / 32];
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-  }
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
-  __syncthreads();
-  for (int i = 0; i < kThreads / 32; ++i) largest = fmaxf(largest, of_warp[i]);
-  return largest == 0.f ? 0 : 14 - ilogbf(largest);
 }
 
 /// Byte `byte` of a row's 128, swizzled by those as the tensor cores read them.
@@ -56,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
     }
   }
   finite = __syncthreads_and(finite) != 0;
-  const int32_t exponent = row_exponent_of(largest);
+  const int32_t exponent = row_exponent_of<kThreads>(largest);
   if (thread == 0) p.words[row] = 2 * exponent + (finite ? 0 : 1);
   for (int32_t i = thread; i < p.g.slabs() * kSlab; i += kThreads) {
     float value = weight_at(p, row, i);

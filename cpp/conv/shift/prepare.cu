@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "conv/row_exponent.cuh"
 #include "conv/shift/params.h"
 #include "core/launch.h"
 #include "device/values.cuh"
@@ -28,19 +29,6 @@ __device__ float weight_at(const PrepareParams& p, int32_t group, const MadeChan
   if (from.channel >= p.g.channels || r < 0 || s < 0) return 0.f;
   const int64_t at = p.weight.index(p.g, group, to, from.channel, r, s);
   return at == WeightView::kNoTap ? 0.f : load_value(p.weight.data, at, p.dtype);
-}
-
-/// The exponent that puts the row's largest finite magnitude in [2^14, 2^15); 0 for zeros.
-__device__ int32_t row_exponent_of(float largest) {
-  __shared__ float of_warp[kThreads / 32];
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-  }
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
-  __syncthreads();
-  for (int i = 0; i < kThreads / 32; ++i) largest = fmaxf(largest, of_warp[i]);
-  return largest == 0.f ? 0 : 14 - ilogbf(largest);
 }
 
 __device__ uint16_t narrow(float value, DType element) {
@@ -80,7 +68,7 @@ __device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
   for (int n = 0; n < kKept; ++n) measure(kept[n]);
   for (int32_t i = thread + kKept * kThreads; i < elements; i += kThreads) measure(element(i));
   finite = __syncthreads_and(finite) != 0;
-  const int32_t exponent = p.dtype != DType::kFloat16 ? row_exponent_of(largest) : 0;
+  const int32_t exponent = p.dtype != DType::kFloat16 ? row_exponent_of<kThreads>(largest) : 0;
   if (thread == 0) p.exponents[outer * rows + row] = RowExponent::make(exponent, finite).word;
   char* tiles =
       static_cast<char*>(p.packed) + int64_t(outer) * p.steps * p.planes * rows * kRowStepBytes;
