@@ -60,10 +60,6 @@ class PatchPlan final : public MechanismPlan {
 
   Status check(const ConvBuffers& buffers) const noexcept;
   Status bind(const ConvBuffers& buffers, const void* packed, Params* params) const noexcept;
-  Filters filters(const ConstTensor4& weight) const noexcept {
-    const shift::WeightView view = view_weight(problem_.conv, weight);
-    return {view.data, view.k, view.c, view.r, view.s};
-  }
 };
 
 std::string PatchPlan::describe() const {
@@ -84,7 +80,7 @@ std::string PatchPlan::describe() const {
 Status PatchPlan::pack(const ConstTensor4& weight, void* packed, void* stream) const noexcept {
   PackParams params;
   params.g = g_;
-  params.filters = filters(weight);
+  params.weight = view_weight(problem_.conv, weight);
   params.columns = instance_.columns;
   params.packed = packed;
   params.words = fused::at<int32_t>(packed, words_at_);
@@ -124,16 +120,14 @@ Status PatchPlan::bind(const ConvBuffers& buffers, const void* packed,
   if (Status status = fused::bind_programs(linear_, linear, &epilogue, &after); !status.ok()) {
     return status;
   }
-  const Filters f = filters(buffers.weight);
-  const int64_t plane = int64_t(g_.height) * g_.width;
-  const int64_t x_strides[] = {g_.channels * plane, plane, g_.width, 1};
-  const int64_t weight_strides[] = {f.k, f.c, f.r, f.s};
-  std::copy(std::begin(x_strides), std::end(x_strides), epilogue.x_strides);
+  const shift::WeightView weight = view_weight(problem_.conv, buffers.weight);
+  const int64_t weight_strides[] = {weight.k, weight.c, weight.r, weight.s};
   std::copy(std::begin(weight_strides), std::end(weight_strides), epilogue.weight_strides);
   epilogue.a.data = buffers.x.data;
-  epilogue.b.data = f.data;
+  epilogue.b.data = weight.data;
   epilogue.out.data = buffers.out;
   epilogue.b_words = reinterpret_cast<const int32_t*>(static_cast<const char*>(packed) + words_at_);
+  const int64_t plane = int64_t(g_.height) * g_.width;
   TensorBoxes boxes;
   boxes.data = buffers.x.data;
   boxes.sizes = {g_.width, g_.height, g_.channels, g_.batch, 1};

@@ -17,9 +17,9 @@ __device__ float weight_at(const PackParams& p, int32_t row, int32_t term) {
   const int32_t channel = term / p.g.taps();
   const int32_t tap = term - channel * p.g.taps();
   const int32_t r = tap / p.g.kernel_w;
-  const Filters& f = p.filters;
-  return __ldg(static_cast<const float*>(f.data) + row * f.k + channel * f.c + r * f.r +
-               (tap - r * p.g.kernel_w) * f.s);
+  const shift::WeightView& w = p.weight;
+  return __ldg(static_cast<const float*>(w.data) + row * w.k + channel * w.c + r * w.r +
+               (tap - r * p.g.kernel_w) * w.s);
 }
 
 /// Byte `byte` of a row's 128, swizzled by those as the tensor cores read them.

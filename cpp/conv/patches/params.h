@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "conv/shift/params.h"
 #include "cutfuse/device.h"
 #include "cutfuse/status.h"
 #include "gemm/launcher.h"
@@ -22,12 +23,6 @@ inline constexpr int32_t kPixels = 64;     // of a tile
 inline constexpr int32_t kSlab = 64;       // terms of a sum whose weights lie together
 inline constexpr int32_t kRowBytes = 128;  // of a row of a slab's plane, swizzled by those
 inline constexpr int32_t kShort = 128;     // terms: shorter sums are promoted more often
-
-/// Weight w[k][c][r][s], k an output channel; strides may be negative.
-struct Filters {
-  const void* data = nullptr;
-  int64_t k = 0, c = 0, r = 0, s = 0;
-};
 
 /// A convolution in one group, cut into tiles.
 struct Geometry {
@@ -55,7 +50,7 @@ constexpr int32_t slab_bytes(int32_t columns) { return 2 * columns * kRowBytes; 
 
 struct PackParams {
   Geometry g = {};
-  Filters filters;
+  shift::WeightView weight;
   int32_t columns = 0;  // rows of a plane: output channels, and zeros
   void* packed = nullptr;
   int32_t* words = nullptr;  // [columns], as split() makes them
@@ -69,7 +64,7 @@ struct Params {
   CUtensorMap map;  // of x: boxes are patches
   Geometry g = {};
   const void* packed = nullptr;
-  /// Its a and b are x and weight, with their strides, read only to repair.
+  /// Its a and b are x and the weight with its strides, read only to repair.
   gemm::EpilogueArguments epilogue;
   float promotion = 1.f;
 };

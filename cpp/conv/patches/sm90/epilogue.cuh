@@ -23,8 +23,6 @@ struct PatchCoordinates : gemm::FragmentCoordinates<2, kN / 8, kN, 14> {
   int32_t pixel[2];  // in its plane; where there is none, one that exists
   bool inside[2];
 
-  CUTLASS_DEVICE bool row_inside(int r) const { return inside[r]; }
-  CUTLASS_DEVICE int64_t row(int r) const { return int64_t(image) * out_pixels + pixel[r]; }
   /// Of the first channel's plane of the result.
   CUTLASS_DEVICE int64_t plane_offset(int r) const {
     return int64_t(image) * this->columns * out_pixels + pixel[r];
@@ -37,61 +35,42 @@ CUTLASS_DEVICE int64_t row_offset(const PatchCoordinates<kN>& at, int r, const O
   return operand.row_stride == 0 ? 0 : at.plane_offset(r);
 }
 
-/// One result in fp32, by one warp: of the terms with a non-finite factor alone if there are any.
-/// The padding is no factor.
+/// One result in fp32, by one warp. The padding is no factor.
 CUTLASS_DEVICE float sum_of_pixel(const Geometry& g, const gemm::EpilogueArguments& arguments,
                                   int32_t image, int32_t pixel, int32_t column, int lane) {
   const int32_t p = pixel / g.out_width;
   const int32_t top = p * g.stride_h - g.pad_h;
   const int32_t left = (pixel - p * g.out_width) * g.stride_w - g.pad_w;
-  const auto* x = static_cast<const float*>(arguments.a.data) + image * arguments.x_strides[0];
+  const int64_t plane = int64_t(g.height) * g.width;
+  const auto* x = static_cast<const float*>(arguments.a.data) + image * g.channels * plane;
   const int64_t (&w)[4] = arguments.weight_strides;
   const auto* weight = static_cast<const float*>(arguments.b.data) + column * w[0];
-  float finite = 0.f, others = 0.f;
-  bool has_others = false;
+  gemm::sm90::SumAgain sum;
   for (int32_t term = lane; term < g.terms; term += 32) {
     const int32_t channel = term / g.taps();
     const int32_t tap = term - channel * g.taps();
     const int32_t r = tap / g.kernel_w, s = tap - r * g.kernel_w;
     const int32_t row = top + r * g.dilation_h, col = left + s * g.dilation_w;
     if (row < 0 || row >= g.height || col < 0 || col >= g.width) continue;
-    const float factor = __ldg(x + channel * arguments.x_strides[1] + row * arguments.x_strides[2] +
-                               col * arguments.x_strides[3]);
-    const float other = __ldg(weight + channel * w[1] + r * w[2] + s * w[3]);
-    const bool is_other = !isfinite(factor) || !isfinite(other);
-    has_others = has_others || is_other;
-    (is_other ? others : finite) += factor * other;
+    sum.add(__ldg(x + channel * plane + int64_t(row) * g.width + col),
+            __ldg(weight + channel * w[1] + r * w[2] + s * w[3]));
   }
-  float sum = __any_sync(0xffffffffu, has_others) ? others : finite;
-  CUTLASS_PRAGMA_UNROLL
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  return sum;
+  return sum.of_warp();
 }
 
-/// Sums again what is not finite. Rare, so it may be slow.
+/// Sums again what is not finite.
 template <int kN>
 CUTLASS_DEVICE void repair(float (&v)[kN / 2], const PatchCoordinates<kN>& at, const Geometry& g,
                            const gemm::EpilogueArguments& arguments, int lane) {
-  CUTLASS_PRAGMA_NO_UNROLL
-  for (int i = 0; i < kN / 2; ++i) {
-    float value = 0.f;
-    CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kN / 2; ++j) value = j == i ? v[j] : value;
-    const int r = i / 2 % 2;
-    const int32_t own_pixel = r == 0 ? at.pixel[0] : at.pixel[1];
-    const int32_t own_column = at.column0 + i / 4 * 8 + i % 2;
-    const bool wanted =
-        !isfinite(value) && own_column < at.columns && (r == 0 ? at.inside[0] : at.inside[1]);
-    for (uint32_t lanes = __ballot_sync(0xffffffffu, wanted); lanes != 0; lanes &= lanes - 1) {
-      const int owner = __ffs(lanes) - 1;
-      const int32_t pixel = __shfl_sync(0xffffffffu, own_pixel, owner);
-      const int32_t column = __shfl_sync(0xffffffffu, own_column, owner);
-      const float sum = sum_of_pixel(g, arguments, at.image, pixel, column, lane);
-      if (lane == owner) value = sum;
-    }
-    CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kN / 2; ++j) v[j] = j == i ? value : v[j];
-  }
+  const auto place = [&](int i) -> gemm::sm90::Place {
+    const bool first = i / 2 % 2 == 0;
+    const int32_t column = at.column0 + i / 4 * 8 + i % 2;
+    return {first ? at.pixel[0] : at.pixel[1], column,
+            column < at.columns && (first ? at.inside[0] : at.inside[1])};
+  };
+  gemm::sm90::sum_again(v, lane, place, [&](int32_t pixel, int32_t column) {
+    return sum_of_pixel(g, arguments, at.image, pixel, column, lane);
+  });
 }
 
 /// Where pixels lane and lane + 32 of a tile go, in the order that the block has them.
@@ -147,9 +126,7 @@ CUTLASS_DEVICE void finish(const Params& p, bool columns_plain, int exponent, fl
     gemm::apply_folded(v, words, at, gemm::kScaleSlot<Coordinates>);
     first = arguments.affine_steps;
   } else {
-    if (arguments.b_words != nullptr && gemm::unscale(v, words, at)) {
-      gemm::sm90::mark_columns(v, at);
-    }
+    if (gemm::unscale(v, words, at)) gemm::sm90::mark_columns(v, at);
     repair(v, at, p.g, arguments, int(threadIdx.x) % 32);
   }
   execute(arguments.program, v, at, first);
