@@ -77,6 +77,7 @@ CUTLASS_DEVICE void sum_again(float (&v)[kSize], int lane, const PlaceOf& place,
     for (int j = 0; j < kSize; ++j) v[j] = j == i ? value : v[j];
   }
 }
+
 /// Whether all of the warp's are.
 template <int kSize>
 CUTLASS_DEVICE bool are_finite(const float (&v)[kSize]) {
