@@ -12,8 +12,10 @@ foreach(role IN ITEMS kStore kStatistics kAny)
     "half_t 64 2 ${role}")
 endforeach()
 
-# The compiled patch kernels: output channels at once.
+# The compiled patch kernels: output channels at once, planes of x and of the weight.
 set(CUTFUSE_PATCH_INSTANCES
-  # CHANNELS
-  "64"
-  "96 dev")
+  # CHANNELS PLANES
+  "64 1"
+  "96 1"
+  "64 2"
+  "96 2 dev")

@@ -22,9 +22,9 @@ class PatchPlan final : public MechanismPlan {
             const Geometry& geometry)
       : problem_(problem), device_(device), instance_(instance), g_(geometry) {
     policy_.patch_n = instance.columns;
-    policy_.planes = 2;
+    policy_.planes = instance.planes;
     policy_.gemm.source = Source::kNchw;
-    words_at_ = int64_t(g_.slabs()) * slab_bytes(instance.columns);
+    words_at_ = int64_t(g_.slabs()) * slab_bytes(instance.columns, instance.planes);
     linear_.gemm = {int64_t(g_.batch) * g_.out_pixels(), g_.out_channels, g_.terms,
                     problem.conv.precision, problem.conv.dtype};
     linear_.program = problem.program;
@@ -42,7 +42,8 @@ class PatchPlan final : public MechanismPlan {
     return shift::ceil_div(words_at_ + int64_t(instance_.columns) * 4, 256) * 256;
   }
   std::string packed_key() const override {
-    return "2 planes of " + std::to_string(instance_.columns) + " rows of sums";
+    return std::to_string(instance_.planes) + " planes of " + std::to_string(instance_.columns) +
+           " rows of sums";
   }
   std::string describe() const override;
 
@@ -64,11 +65,13 @@ class PatchPlan final : public MechanismPlan {
 
 std::string PatchPlan::describe() const {
   std::string text = problem_.packed_weight ? "" : "pack the weight\n";
-  text +=
-      to_string(problem_.conv) + ": patches as they are, " + std::to_string(g_.tiles) +
-      " tiles of " + std::to_string(g_.block_h()) + " x " + std::to_string(g_.block_w()) +
-      " pixels and " + std::to_string(instance_.columns) +
-      " channels, 2 planes; what is below 2^-16 of the largest input in its patch loses accuracy";
+  text += to_string(problem_.conv) + ": patches as they are, " + std::to_string(g_.tiles) +
+          " tiles of " + std::to_string(g_.block_h()) + " x " + std::to_string(g_.block_w()) +
+          " pixels and " + std::to_string(instance_.columns) + " channels, " +
+          (instance_.planes == 1 ? "1 plane" : "2 planes");
+  if (instance_.planes == 2) {
+    text += "; what is below 2^-16 of the largest input in its patch loses accuracy";
+  }
   if (problem_.program.count > 0) text += "\n  epilogue: " + to_string(problem_.program);
   if (problem_.tail == Tail::kBatchNormEval) {
     text += "\n  epilogue: batch_norm with the running statistics";
@@ -82,6 +85,7 @@ Status PatchPlan::pack(const ConstTensor4& weight, void* packed, void* stream) c
   params.g = g_;
   params.weight = view_weight(problem_.conv, weight);
   params.columns = instance_.columns;
+  params.planes = instance_.planes;
   params.packed = packed;
   params.words = fused::at<int32_t>(packed, words_at_);
   return patches::pack(params, stream);
@@ -126,6 +130,7 @@ Status PatchPlan::bind(const ConvBuffers& buffers, const void* packed,
   epilogue.a.data = buffers.x.data;
   epilogue.b.data = weight.data;
   epilogue.out.data = buffers.out;
+  params->fours = g_.out_width % 4 == 0 && reinterpret_cast<uintptr_t>(buffers.out) % 16 == 0;
   epilogue.b_words = reinterpret_cast<const int32_t*>(static_cast<const char*>(packed) + words_at_);
   const int64_t plane = int64_t(g_.height) * g_.width;
   TensorBoxes boxes;

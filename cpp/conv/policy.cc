@@ -228,7 +228,7 @@ int32_t compiled_policies(ConvPolicy* policies, int32_t capacity) noexcept {
   for (int32_t i = 0; i < of_patches; ++i) {
     if (found < capacity) {
       policies[found] = ConvPolicy{};
-      policies[found].planes = 2;
+      policies[found].planes = patches[i].planes;
       policies[found].gemm.source = Source::kNchw;
       policies[found].patch_n = patches[i].columns;
     }

@@ -45,7 +45,7 @@ def conv_kinds_of(policy: "ConvPolicy | None") -> tuple[Kind, ...]:
         return KINDS
     if policy.tile_n == 0:
         if policy.patch_n:
-            return KINDS[:1]
+            return KINDS[:1] if policy.planes == 2 else KINDS[1:2]
         if policy.gemm.source == 2 and policy.gemm.tile_m == 0:  # planes as they are
             return KINDS[:2]
         if policy.gemm.source == 2:

@@ -17,8 +17,12 @@ SMALL = (2, 6, 20, 24, 12, 3, 1, 1, 1, 1, False)
 TURNED = (2, 6, 20, 24, 12, 3, 1, 1, 1, 1, True)
 
 
-def policy(columns: int) -> Any:
-    return _C.ConvPolicy(0, planes=2, gemm=_C.GemmPolicy(0, 0, source=2), patch_n=columns)
+TIERS = [("ieee", 2), ("tf32", 1)]
+every_tier = pytest.mark.parametrize(("tier", "planes"), TIERS)
+
+
+def policy(columns: int, planes: int = 2) -> Any:
+    return _C.ConvPolicy(0, planes=planes, gemm=_C.GemmPolicy(0, 0, source=2), patch_n=columns)
 
 
 def patches(shape: tuple[Any, ...], tier: str = "ieee", **changes: Any) -> Any:
@@ -29,46 +33,58 @@ def is_by_patches(plan: Any) -> bool:
     return ": patches as they are, " in plan.describe()
 
 
+@every_tier
 @pytest.mark.parametrize("tail", [0, 2])
 @pytest.mark.parametrize("shape", [EMBED, STRIDED, WIDE], ids=str)
-def test_it_is_selected_and_says_so(shape: tuple[Any, ...], tail: int) -> None:
-    made = patches(shape, tail=tail)
+def test_it_is_selected_and_says_so(
+    shape: tuple[Any, ...], tail: int, tier: str, planes: int
+) -> None:
+    made = patches(shape, tier, tail=tail)
     assert _C.conv_why_slower(made, H200) is None
     plan = _C.make_conv_plan(made, H200)
     assert is_by_patches(plan)
     found = plan.policy
-    assert (found.tile_n, found.planes, found.gemm.source) == (0, 2, 2)
+    assert (found.tile_n, found.planes, found.gemm.source) == (0, planes, 2)
     assert found.patch_n == 96
-    assert found == policy(found.patch_n)
+    assert found == policy(found.patch_n, planes)
     assert repr(found).endswith(f"Direct::kNone, {found.patch_n}}}")
     assert plan.describe() == _C.make_conv_plan(made, H200, found).describe()
     terms = shape[1] * shape[5] ** 2
-    packed = -(-terms // 64) * 64 * 4 * found.patch_n + 4 * found.patch_n
+    packed = -(-terms // 64) * 64 * 2 * planes * found.patch_n + 4 * found.patch_n
     assert plan.packed_bytes == -(-packed // 256) * 256
     assert plan.workspace_bytes == plan.packed_bytes
-    frozen = _C.make_conv_plan(patches(shape, tail=tail, packed_weight=True), H200, found)
+    frozen = _C.make_conv_plan(patches(shape, tier, tail=tail, packed_weight=True), H200, found)
     assert (frozen.workspace_bytes, frozen.packed_bytes) == (0, plan.packed_bytes)
     assert frozen.packed_key == plan.packed_key
+    assert ("loses accuracy" in plan.describe()) == (planes == 2)
     assert "pack the weight\n" in plan.describe()
     assert "pack" not in frozen.describe()
     assert ("batch_norm with the running statistics" in plan.describe()) == (tail == 2)
 
 
+@every_tier
 @pytest.mark.parametrize("shape", [SMALL, TURNED], ids=str)
 @pytest.mark.parametrize("columns", [64, 96])
-def test_wider_kernels_take_fewer_channels(shape: tuple[Any, ...], columns: int) -> None:
-    plan = _C.make_conv_plan(patches(shape), H200, policy(columns))
+def test_wider_kernels_take_fewer_channels(
+    shape: tuple[Any, ...], columns: int, tier: str, planes: int
+) -> None:
+    forced = policy(columns, planes)
+    plan = _C.make_conv_plan(patches(shape, tier), H200, forced)
     assert is_by_patches(plan)
     assert plan.policy.patch_n == columns
+    more = (*shape[:4], columns + 1, *shape[5:])
     with pytest.raises(NotImplementedError, match="output channels"):
-        _C.make_conv_plan(patches((*shape[:4], columns + 1, *shape[5:])), H200, policy(columns))
+        _C.make_conv_plan(patches(more, tier), H200, forced)
+    with pytest.raises(NotImplementedError, match="has not the planes of"):
+        _C.make_conv_plan(patches(shape, tier), H200, policy(columns, 3 - planes))
 
 
 def test_each_compiled_kernel_is_listed_and_makes_a_plan() -> None:
     listed = [one for one in _C.compiled_conv_policies() if one.patch_n]
     assert policy(96) in listed
     for one in listed:
-        assert _C.make_conv_plan(patches(SMALL), H200, one).policy == one
+        tier = dict(map(reversed, TIERS))[one.planes]
+        assert _C.make_conv_plan(patches(SMALL, tier), H200, one).policy == one
 
 
 @pytest.mark.parametrize(
@@ -79,7 +95,6 @@ def test_each_compiled_kernel_is_listed_and_makes_a_plan() -> None:
         {"dtype": 1},
         {"dtype": 2},
         {"tail": 1},
-        {"precision": 1},
     ],
     ids=str,
 )

@@ -38,7 +38,7 @@ Geometry as_geometry(const ConvProblem& p) {
 }
 
 /// Whether a patch of blocks 2^block_w_log pixels wide can be a box.
-bool cut(int32_t block_w_log, Geometry* g) {
+bool cut(int32_t block_w_log, const DeviceProps& device, Geometry* g) {
   g->block_w_log = block_w_log;
   g->blocks_w = static_cast<int32_t>(ceil_div(g->out_width, g->block_w()));
   g->blocks_h = static_cast<int32_t>(ceil_div(g->out_height, g->block_h()));
@@ -54,8 +54,11 @@ bool cut(int32_t block_w_log, Geometry* g) {
   if (ceil_div(wide, 4) * 16 * high * g->channels >= 1 << 16) return false;
   g->box_h = static_cast<int32_t>(high);
   const int64_t tiles = int64_t(g->batch) * g->blocks_w * g->blocks_h;
-  g->tiles = static_cast<int32_t>(std::min<int64_t>(tiles, 1 << 30));
-  return tiles < 1 << 30;
+  if (tiles >= 1 << 30) return false;
+  g->tiles = static_cast<int32_t>(tiles);
+  g->blocks = std::min(device.sm_count, static_cast<int32_t>(ceil_div(tiles, kGroups)));
+  g->step = g->position(g->blocks * kGroups);
+  return true;
 }
 
 /// What tiles cost, those of fewer pixels, larger patches and shorter runs of results more.
@@ -67,17 +70,17 @@ Status check(const FusedConvProblem& problem, const DeviceProps& device) {
   const ConvProblem& p = problem.conv;
   if (Status status = check_sums(problem, device); !status.ok()) return status;
   const bool plain = p.groups == 1 && (!p.transposed || (p.stride_h == 1 && p.stride_w == 1));
-  CUTFUSE_CHECK(plain && p.dtype == DType::kFloat32 && p.precision == Precision::kIeee &&
-                    !problem.channels_last && problem.pixel_stride == 1 &&
-                    problem.tail != Tail::kBatchNormTrain && device.minor == 0,
+  CUTFUSE_CHECK(plain && p.dtype == DType::kFloat32 && !problem.channels_last &&
+                    problem.pixel_stride == 1 && problem.tail != Tail::kBatchNormTrain &&
+                    device.minor == 0,
                 Code::kNotSupported,
-                "%s: patches are of contiguous fp32 NCHW at ieee, in one group, without statistics",
+                "%s: patches are of contiguous fp32 NCHW, in one group, without statistics",
                 to_string(p).c_str());
-  // Of fewer, single roundings show: 3.2e-7 of positive values at 36, PyTorch 3.1e-7.
+  // Of fewer at ieee, single truncations show.
   constexpr int64_t kFewest = 48;
-  CUTFUSE_CHECK(p.channels * p.kernel_h * p.kernel_w >= kFewest, Code::kNotSupported,
-                "%s: patches are of sums of at least %lld terms", to_string(p).c_str(),
-                static_cast<long long>(kFewest));
+  CUTFUSE_CHECK(p.precision == Precision::kTf32 || p.channels * p.kernel_h * p.kernel_w >= kFewest,
+                Code::kNotSupported, "%s: patches at ieee are of sums of at least %lld terms",
+                to_string(p).c_str(), static_cast<long long>(kFewest));
   // The copy engine's strides are multiples of 16 bytes.
   CUTFUSE_CHECK(p.width % 4 == 0, Code::kNotSupported,
                 "%s: patches are read of rows of a multiple of 4 pixels", to_string(p).c_str());
@@ -93,11 +96,15 @@ Status lay_out(const FusedConvProblem& problem, const DeviceProps& device, const
                const Instance** instance, Geometry* geometry) {
   if (Status status = check(problem, device); !status.ok()) return status;
   const Geometry whole = as_geometry(as_convolution(problem.conv));
+  const int32_t planes = problem.conv.precision == Precision::kIeee ? 2 : 1;
+  CUTFUSE_CHECK(policy == nullptr || policy->planes == planes, Code::kNotSupported,
+                "%s has not the planes of %s", to_string(*policy).c_str(),
+                to_string(problem.conv).c_str());
   int32_t count = 0;
   const Instance* all = instances(&count);
   *instance = nullptr;
   for (const Instance* one = all; one != all + count; ++one) {
-    const bool fits = whole.out_channels <= one->columns &&
+    const bool fits = whole.out_channels <= one->columns && one->planes == planes &&
                       (policy == nullptr || policy->patch_n == one->columns);
     if (fits && (*instance == nullptr || one->columns < (*instance)->columns)) *instance = one;
   }
@@ -107,7 +114,8 @@ Status lay_out(const FusedConvProblem& problem, const DeviceProps& device, const
   double least = INFINITY;
   for (int32_t block_w_log = 3; block_w_log <= 6; ++block_w_log) {
     Geometry g = whole;
-    if (!cut(block_w_log, &g) || (*instance)->shared_bytes(g) > device.shared_bytes) continue;
+    if (!cut(block_w_log, device, &g) || (*instance)->shared_bytes(g) > device.shared_bytes)
+      continue;
     if (cost(g) >= least) continue;
     least = cost(g);
     *geometry = g;
@@ -118,21 +126,22 @@ Status lay_out(const FusedConvProblem& problem, const DeviceProps& device, const
   return {};
 }
 
-/// Fitted on an H100 to launches one at a time from a cold L2: eight problems of 128 terms and more
-/// took 0.82 to 0.97 of it; shorter sums were not timed. A fifth more, since neither was a kernel
-/// of these under load.
+/// Fitted on an H100 to launches one at a time from a cold L2: 25 of both tiers took 0.78 to 1.06
+/// of it, only the founding transposed convolution less than 0.85.
 double estimate(const FusedConvProblem& problem, const Instance& instance, const Geometry& g,
                 const DeviceProps& device) noexcept {
-  // Of a warpgroup's tile: of its patch and results, and of what is multiplied together.
+  // Of a warpgroup's tile: of its results, of 32 terms multiplied together, and of its patch.
   const double columns = instance.columns;
-  const double chunk = (0.2 + 0.0063 * columns) * (g.terms < kShort ? 1.5 : 1.0);
-  const double tile = 1.15 + 0.018 * columns + double(ceil_div(g.terms, 32)) * chunk;
+  const double result = (instance.planes == 2 ? 0.020 : 0.032) + (g.out_width % 4 == 0 ? 0 : 0.018);
+  const double chunk = instance.planes == 1 ? 0.0007 : g.terms < kShort ? 0.0086 : 0.0057;
+  const double tile =
+      columns * (result + double(ceil_div(g.terms, 32)) * chunk) + 0.00047 * g.patch_values();
   const auto waves = double(ceil_div(g.tiles, int64_t(kGroups) * device.sm_count));
   const double bytes =
       4.0 * g.batch *
       (double(g.channels) * g.height * g.width + double(g.out_channels) * g.out_pixels());
   const double launches = problem.packed_weight ? 9.0 : 13.0;
-  return 1.2 * (launches + std::max(waves * tile, bytes / 2.2e6));
+  return launches + std::max(waves * tile, bytes / 2.6e6);
 }
 
 }  // namespace cutfuse::conv::patches

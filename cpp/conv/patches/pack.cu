@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
   const auto row = static_cast<int32_t>(blockIdx.x);
   const int32_t thread = threadIdx.x;
   auto* to = static_cast<char*>(p.packed);
-  const int32_t bytes = slab_bytes(p.columns);
+  const int32_t bytes = slab_bytes(p.columns, p.planes);
   bool finite = true;
   float largest = 0.f;
   for (int32_t i = thread; i < p.g.terms; i += kThreads) {
@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
     char* at = to + i / kSlab * bytes + swizzled(row, place * 2);
     const __half high = __float2half_rn(value);
     *reinterpret_cast<__half*>(at) = high;
+    if (p.planes == 1) continue;
     *reinterpret_cast<__half*>(at + p.columns * kRowBytes) =
         __float2half_rn(value - __half2float(high));
   }

@@ -3,7 +3,7 @@
 ///
 /// A warpgroup's tile is a block of output pixels of one image. What their filters meet of x, a
 /// patch, the copy engine brings to shared memory in one box, as NCHW has it; each thread takes the
-/// values of its pixels from there to registers, splits them into two fp16 planes, and multiplies.
+/// values of its pixels from there to registers, splits them into fp16 planes, and multiplies.
 /// The weights of all output channels stay in shared memory.
 #pragma once
 
@@ -24,6 +24,11 @@ inline constexpr int32_t kSlab = 64;       // terms of a sum whose weights lie t
 inline constexpr int32_t kRowBytes = 128;  // of a row of a slab's plane, swizzled by those
 inline constexpr int32_t kShort = 128;     // terms: shorter sums are promoted more often
 
+/// Of a tile, or from one to another.
+struct Position {
+  int32_t image, row, column;  // of tiles
+};
+
 /// A convolution in one group, cut into tiles.
 struct Geometry {
   int32_t batch, channels, height, width;
@@ -33,11 +38,17 @@ struct Geometry {
   int32_t block_w_log;  // of a tile's pixels
   int32_t blocks_w, blocks_h;
   int32_t tiles;         // of all images
+  int32_t blocks;        // of the launch
+  Position step;         // of a warpgroup, from tile to tile
   int32_t early;         // columns of a patch before the first that a filter meets
   int32_t box_w, box_h;  // of a patch, in values of x
 
   constexpr int32_t taps() const { return kernel_h * kernel_w; }
   constexpr int32_t slabs() const { return (terms + kSlab - 1) / kSlab; }
+  constexpr Position position(int32_t tile) const {
+    const int32_t line = tile / blocks_w, image = line / blocks_h;
+    return {image, line - image * blocks_h, tile - line * blocks_w};
+  }
   constexpr int32_t block_w() const { return 1 << block_w_log; }
   constexpr int32_t block_h() const { return kPixels >> block_w_log; }
   constexpr int32_t out_pixels() const { return out_height * out_width; }
@@ -45,19 +56,22 @@ struct Geometry {
   constexpr int32_t patch_bytes() const { return (patch_values() * 4 + 127) / 128 * 128; }
 };
 
-/// Of two planes of `columns` rows.
-constexpr int32_t slab_bytes(int32_t columns) { return 2 * columns * kRowBytes; }
+/// Of planes of `columns` rows.
+constexpr int32_t slab_bytes(int32_t columns, int32_t planes) {
+  return planes * columns * kRowBytes;
+}
 
 struct PackParams {
   Geometry g = {};
   shift::WeightView weight;
   int32_t columns = 0;  // rows of a plane: output channels, and zeros
+  int32_t planes = 0;
   void* packed = nullptr;
   int32_t* words = nullptr;  // [columns], as split() makes them
 };
 
-/// Packs the weight in two fp16 planes: each row of `columns` a sum's factors, in the order that
-/// kernels read.
+/// Packs the weight in one or two fp16 planes: each row of `columns` a sum's factors, in the order
+/// that kernels read.
 Status pack(const PackParams& params, void* stream) noexcept;
 
 struct Params {
@@ -67,11 +81,13 @@ struct Params {
   /// Its a and b are x and the weight with its strides, read only to repair.
   gemm::EpilogueArguments epilogue;
   float promotion = 1.f;
+  bool fours = false;  // whether four pixels of a row can be stored as one
 };
 
 /// One row of instances.cmake.
 struct Instance {
   int32_t columns;                           // output channels at once
+  int32_t planes;                            // 2: ieee, 1: tf32
   int64_t (*shared_bytes)(const Geometry&);  // of a block
   Status (*launch)(const Params&, const DeviceProps&, void* stream) noexcept;
 };

@@ -73,25 +73,28 @@ CUTLASS_DEVICE void repair(float (&v)[kN / 2], const PatchCoordinates<kN>& at, c
   });
 }
 
-/// Where pixels lane and lane + 32 of a tile go, in the order that the block has them.
+/// Where pixels of a tile go that a lane stores: lane and lane + 32, or four from 4 (lane % 16).
 struct Destination {
   int64_t offset[2];  // in the first channel's plane
   bool inside[2];
 };
 
 /// Eight channels at a time are turned in shared memory, two stages of those, so that 32 pixels of
-/// a channel leave together.
+/// a channel leave together, or 64 of each of two.
 inline constexpr int kStageWords = 8 * kPixels;
 
 template <int kN>
 CUTLASS_DEVICE void store(const float (&v)[kN / 2], const PatchCoordinates<kN>& at,
-                          const Destination& to, float* stages, float* out) {
+                          const Destination& to, bool fours, float* stages, float* out) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int64_t pixels = at.out_pixels;
   // Bits 3 and 4 of a pixel are flipped by those of its channel, so that banks do not conflict.
   float* const put = stages + lane % 4 * 2 * kPixels;
   const int first = (warp * 16 + lane / 4) ^ lane % 4 * 8;
-  const float* const taken = stages + warp * 2 * kPixels + (lane ^ warp * 8);
+  const float* const taken =
+      stages + warp * 2 * kPixels +
+      (fours ? lane / 16 * kPixels + (lane % 16 * 4 ^ warp * 8) : lane ^ warp * 8);
+  float* const four = out + to.offset[0] + (warp * 2 + lane / 16) * pixels;
   float* target[2];
   CUTLASS_PRAGMA_UNROLL
   for (int half = 0; half < 2; ++half) target[half] = out + to.offset[half] + warp * 2 * pixels;
@@ -103,6 +106,13 @@ CUTLASS_DEVICE void store(const float (&v)[kN / 2], const PatchCoordinates<kN>& 
       put[stage + i % 2 * kPixels + (first ^ i / 2 * 8)] = v[4 * j + i];
     }
     sync_threads(1 + threadIdx.x / 128, 128);
+    if (fours) {
+      if (warp * 2 + lane / 16 + 8 * j < at.columns && to.inside[0]) {
+        *reinterpret_cast<float4*>(four + 8 * j * pixels) =
+            *reinterpret_cast<const float4*>(taken + stage);
+      }
+      continue;
+    }
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 2; ++i) {
       const bool exists = warp * 2 + 8 * j + i < at.columns;
@@ -115,14 +125,15 @@ CUTLASS_DEVICE void store(const float (&v)[kN / 2], const PatchCoordinates<kN>& 
   }
 }
 
+/// plain: whether x and the weights are finite, so that sums are, and the columns' words plain.
 template <int kN>
-CUTLASS_DEVICE void finish(const Params& p, bool columns_plain, int exponent, float (&v)[kN / 2],
+CUTLASS_DEVICE void finish(const Params& p, bool plain, int exponent, float (&v)[kN / 2],
                            const PatchCoordinates<kN>& at, const Destination& to, float* stages) {
   using Coordinates = PatchCoordinates<kN>;
   const gemm::EpilogueArguments& arguments = p.epilogue;
   const int words[2] = {2 * exponent, 2 * exponent};  // as split() makes them
   int first = 0;
-  if (columns_plain && gemm::is_plain(words[0]) && gemm::sm90::are_finite(v)) {
+  if (plain && gemm::is_plain(words[0])) {
     gemm::apply_folded(v, words, at, gemm::kScaleSlot<Coordinates>);
     first = arguments.affine_steps;
   } else {
@@ -130,7 +141,7 @@ CUTLASS_DEVICE void finish(const Params& p, bool columns_plain, int exponent, fl
     repair(v, at, p.g, arguments, int(threadIdx.x) % 32);
   }
   execute(arguments.program, v, at, first);
-  store<kN>(v, at, to, stages, static_cast<float*>(arguments.out.data));
+  store<kN>(v, at, to, p.fours, stages, static_cast<float*>(arguments.out.data));
 }
 
 }  // namespace cutfuse::conv::patches::sm90

@@ -19,29 +19,17 @@ namespace cutfuse::conv::patches::sm90 {
 using Barrier = cutlass::arch::ClusterTransactionBarrier;
 
 /// Offsets in shared memory, in bytes.
-template <int kN>
+template <int kN, int kPlanes>
 struct Shared {
   int32_t patches, stages, table, slots, control, total;
 
   CUTLASS_HOST_DEVICE explicit Shared(const Geometry& g) {
-    patches = g.slabs() * slab_bytes(kN);  // weights come first
+    patches = g.slabs() * slab_bytes(kN, kPlanes);  // weights come first
     stages = patches + kGroups * g.patch_bytes();
     table = stages + kGroups * 2 * kStageWords * 4;
     slots = table + g.slabs() * kSlab * 2;
     control = slots + gemm::kSlots<PatchCoordinates<kN>> * kN * 4;
     total = control + 8 * (kGroups + 1) + 16 * kGroups;
-  }
-};
-
-/// Where a tile lies.
-struct Block {
-  int32_t image, top, left;  // its first pixel
-
-  CUTLASS_DEVICE Block(const Geometry& g, int32_t tile) {
-    const int32_t line = tile / g.blocks_w;
-    image = line / g.blocks_h;
-    top = (line - image * g.blocks_h) * g.block_h();
-    left = (tile - line * g.blocks_w) * g.block_w();
   }
 };
 
@@ -58,9 +46,17 @@ CUTLASS_DEVICE void write_table(const Geometry& g, uint16_t* table) {
   }
 }
 
+/// As fmaxf(), but not a number if one is not.
+CUTLASS_DEVICE float larger(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
 /// Bits of the largest finite magnitude of `count` values, by a warpgroup, with a word of shared
 /// memory for each of its warps.
-CUTLASS_DEVICE uint32_t largest_of(const char* values, int32_t count, int group, uint32_t* words) {
+CUTLASS_DEVICE uint32_t largest_of(const char* values, int32_t count, int group, uint32_t* words,
+                                   bool* all_finite) {
   const int thread = threadIdx.x % 128;
   const auto* fours = reinterpret_cast<const float4*>(values);
   const auto scan = [&](const auto& magnitude) {
@@ -68,9 +64,9 @@ CUTLASS_DEVICE uint32_t largest_of(const char* values, int32_t count, int group,
 #pragma unroll 4
     for (int32_t i = thread; i < count / 4; i += 128) {
       const float4 four = fours[i];
-      largest = fmaxf(fmaxf(fmaxf(magnitude(four.x), magnitude(four.y)),
-                            fmaxf(magnitude(four.z), magnitude(four.w))),
-                      largest);
+      largest = larger(larger(larger(magnitude(four.x), magnitude(four.y)),
+                              larger(magnitude(four.z), magnitude(four.w))),
+                       largest);
     }
     const uint32_t bits = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
     if (thread % 32 == 0) words[thread / 32] = bits;
@@ -78,34 +74,34 @@ CUTLASS_DEVICE uint32_t largest_of(const char* values, int32_t count, int group,
     return max(max(words[0], words[1]), max(words[2], words[3]));
   };
   const uint32_t bits = scan([](float value) { return fabsf(value); });
-  if (bits < 0x7f800000u) return bits;
+  *all_finite = bits < 0x7f800000u;
+  if (*all_finite) return bits;
   sync_threads(1 + group, 128);  // all have read the words
   return scan([](float value) { return fabsf(value) < INFINITY ? fabsf(value) : 0.f; });
 }
 
 /// A warpgroup's walk over its tiles.
-template <int kN>
+template <int kN, int kPlanes>
 class Walk {
  public:
-  CUTLASS_DEVICE Walk(const Params& p, const Shared<kN>& at, char* shared)
+  CUTLASS_DEVICE Walk(const Params& p, const Shared<kN, kPlanes>& at, char* shared)
       : p_(p), group_(__shfl_sync(0xffffffffu, threadIdx.x / 128, 0)) {
     patch_ = shared + at.patches + group_ * p.g.patch_bytes();
     stages_ = reinterpret_cast<float*>(shared + at.stages) + group_ * 2 * kStageWords;
     full_ = reinterpret_cast<uint64_t*>(shared + at.control) + group_;
     words_ = reinterpret_cast<uint32_t*>(shared + at.control + 8 * (kGroups + 1)) + 4 * group_;
-    tile_ = int32_t(blockIdx.x) * kGroups + group_;
+    tile_ = p.g.position(int32_t(blockIdx.x) * kGroups + group_);
   }
 
   /// Has the copy engine bring the patch of the next tile.
   CUTLASS_DEVICE void load() const {
     const Geometry& g = p_.g;
-    if (threadIdx.x % 128 != 0 || tile_ >= g.tiles) return;
-    const Block block(g, tile_);
+    if (threadIdx.x % 128 != 0 || tile_.image >= g.batch) return;
     Barrier::arrive_and_expect_tx(full_, g.patch_values() * 4);
-    cute::SM90_TMA_LOAD_5D::copy(&p_.map, full_,
-                                 static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
-                                 patch_, block.left * g.stride_w - g.pad_w - g.early,
-                                 block.top * g.stride_h - g.pad_h, 0, block.image, 0);
+    cute::SM90_TMA_LOAD_5D::copy(
+        &p_.map, full_, static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL), patch_,
+        tile_.column * g.block_w() * g.stride_w - g.pad_w - g.early,
+        tile_.row * g.block_h() * g.stride_h - g.pad_h, 0, tile_.image, 0);
   }
 
   CUTLASS_DEVICE void run(uint32_t weights, uint32_t table, uint32_t slots, bool columns_plain) {
@@ -124,42 +120,58 @@ class Walk {
         shared_address(patch_) + 4 * (down * g.stride_h * g.box_w + right * g.stride_w + g.early);
     pixels.second = 4 * (g.block_w() > 8 ? 8 * g.stride_w : g.stride_h * g.box_w);
     asm volatile("" : "+r"(pixels.first));  // else it is computed again for every chunk
-    const int stride = int(gridDim.x) * kGroups;
-    for (uint32_t phase = 0; tile_ < g.tiles; phase ^= 1) {
+    for (uint32_t phase = 0; tile_.image < g.batch; phase ^= 1) {
       float sum[kN / 2];
       Barrier::wait(full_, phase);
-      const uint32_t bits = largest_of(patch_, g.patch_values(), group_, words_);
+      bool finite;
+      const uint32_t bits = largest_of(patch_, g.patch_values(), group_, words_, &finite);
       // 2^-exponent, normal as its inverse is, puts it in [2^14, 2^15).
       const int exponent = static_cast<int>(max(bits >> 23, 15u)) - 141;
-      Multiplier<kN> multiplier(pixels, power_of_two(-exponent), weights, g.terms);
-      if (g.terms < kShort) {
-        multiplier.run_short(p_.promotion, sum);
+      Multiplier<kN, kPlanes> multiplier(pixels, power_of_two(-exponent), weights, g.terms);
+      // Of short sums, the truncation of single instructions shows.
+      if (kPlanes == 2 && g.terms < kShort) {
+        multiplier.template run<1>(1.f, sum);
       } else {
-        multiplier.run(p_.promotion, sum);
+        multiplier.template run<kSteps>(p_.promotion, sum);
       }
-      const Block block(g, tile_);
-      tile_ += stride;
+      const Position tile = tile_;
+      go_on();
       sync_threads(1 + group_, 128);  // all have read the patch
       load();
-      at.image = block.image;
+      at.image = tile.image;
       Destination to;
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        at.inside[r] = find(block, row + 8 * r, &at.pixel[r]);
+        at.inside[r] = find(tile, row + 8 * r, &at.pixel[r]);
         int32_t pixel;
-        to.inside[r] = find(block, lane + 32 * r, &pixel);
-        to.offset[r] = int64_t(block.image) * g.out_channels * g.out_pixels() + pixel;
+        to.inside[r] = find(tile, p_.fours ? lane % 16 * 4 : lane + 32 * r, &pixel);
+        to.offset[r] = int64_t(tile.image) * g.out_channels * g.out_pixels() + pixel;
       }
-      finish<kN>(p_, columns_plain, -exponent, sum, at, to, stages_);
+      finish<kN>(p_, columns_plain && finite, -exponent, sum, at, to, stages_);
     }
   }
 
  private:
-  /// Pixel `row` of a block, in its plane; where there is none, one that exists.
-  CUTLASS_DEVICE bool find(const Block& block, int row, int32_t* pixel) const {
+  CUTLASS_DEVICE void go_on() {
     const Geometry& g = p_.g;
-    const int32_t p = block.top + (row >> g.block_w_log);
-    const int32_t q = block.left + (row & (g.block_w() - 1));
+    tile_.column += g.step.column;
+    tile_.row += g.step.row;
+    tile_.image += g.step.image;
+    if (tile_.column >= g.blocks_w) {
+      tile_.column -= g.blocks_w;
+      ++tile_.row;
+    }
+    if (tile_.row >= g.blocks_h) {
+      tile_.row -= g.blocks_h;
+      ++tile_.image;
+    }
+  }
+
+  /// Pixel `row` of a tile, in its plane; where there is none, one that exists.
+  CUTLASS_DEVICE bool find(const Position& tile, int row, int32_t* pixel) const {
+    const Geometry& g = p_.g;
+    const int32_t p = tile.row * g.block_h() + (row >> g.block_w_log);
+    const int32_t q = tile.column * g.block_w() + (row & (g.block_w() - 1));
     *pixel = min(p, g.out_height - 1) * g.out_width + min(q, g.out_width - 1);
     return p < g.out_height && q < g.out_width;
   }
@@ -170,15 +182,15 @@ class Walk {
   float* stages_;
   uint64_t* full_;
   uint32_t* words_;
-  int32_t tile_;
+  Position tile_;
 };
 
-template <int kN>
+template <int kN, int kPlanes>
 __global__ void __launch_bounds__(kGroups * 128, 1)
     patch_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) char shared[];
   const Geometry& g = params.g;
-  const Shared<kN> at(g);
+  const Shared<kN, kPlanes> at(g);
   auto* barriers = reinterpret_cast<uint64_t*>(shared + at.control);
   uint64_t* packed = barriers + kGroups;
   if (threadIdx.x == 0) {
@@ -189,10 +201,10 @@ __global__ void __launch_bounds__(kGroups * 128, 1)
   cutlass::arch::fence_view_async_shared();
   __syncthreads();
   wait_for_previous_kernels();
-  Walk<kN> walk(params, at, shared);
+  Walk<kN, kPlanes> walk(params, at, shared);
   walk.load();
   if (threadIdx.x == 0) {
-    constexpr int kBytes = slab_bytes(kN);
+    constexpr int kBytes = slab_bytes(kN, kPlanes);
     const int count = g.slabs();
     Barrier::arrive_and_expect_tx(packed, count * kBytes);
     for (int i = 0; i < count; ++i) {
@@ -208,26 +220,24 @@ __global__ void __launch_bounds__(kGroups * 128, 1)
   walk.run(shared_address(shared), shared_address(shared + at.table), shared_address(slots), plain);
 }
 
-template <int kN>
+template <int kN, int kPlanes>
 int64_t shared_bytes(const Geometry& g) {
-  return Shared<kN>(g).total;
+  return Shared<kN, kPlanes>(g).total;
 }
 
-template <int kN>
+template <int kN, int kPlanes>
 Status launch_patches(const Params& params, const DeviceProps& device, void* stream) noexcept {
-  auto* kernel = &patch_kernel<kN>;
+  auto* kernel = &patch_kernel<kN, kPlanes>;
   // The limit is the function's, which other threads launch with more or less.
   CUTFUSE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(device.shared_bytes)));
-  const int32_t most = (params.g.tiles + kGroups - 1) / kGroups;
-  const int32_t blocks = most < device.sm_count ? most : device.sm_count;
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kGroups * 128),
-                static_cast<size_t>(shared_bytes<kN>(params.g)), stream, params);
+  return launch(kernel, dim3(static_cast<unsigned>(params.g.blocks)), dim3(kGroups * 128),
+                static_cast<size_t>(shared_bytes<kN, kPlanes>(params.g)), stream, params);
 }
 
-template <int kN>
+template <int kN, int kPlanes>
 Instance make_instance() {
-  return {kN, &shared_bytes<kN>, &launch_patches<kN>};
+  return {kN, kPlanes, &shared_bytes<kN, kPlanes>, &launch_patches<kN, kPlanes>};
 }
 
 }  // namespace cutfuse::conv::patches::sm90

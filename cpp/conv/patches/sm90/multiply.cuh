@@ -41,7 +41,7 @@ struct Instruction {
 template <int kSize>
 CUTLASS_DEVICE void fence(float (&values)[kSize]) {
   CUTLASS_PRAGMA_UNROLL
-  for (float& value : values) cute::warpgroup_fence_operand(value);
+  for (int i = 0; i < kSize; ++i) cute::warpgroup_fence_operand(values[i]);
 }
 template <int kSize>
 CUTLASS_DEVICE void fence(uint32_t (&words)[kSize][4]) {
@@ -80,141 +80,135 @@ struct Pixels {
   }
 };
 
-/// x * scale in two fp16 planes.
-CUTLASS_DEVICE void split(const float (&x)[kSteps][8], float scale, uint32_t (&high)[kSteps][4],
-                          uint32_t (&low)[kSteps][4]) {
-  CUTLASS_PRAGMA_UNROLL
-  for (int step = 0; step < kSteps; ++step) {
+/// A chunk of 32 terms in one or two planes.
+template <int kPlanes>
+struct Planes {
+  uint32_t of[kPlanes][kSteps][4];  // high halves, low ones
+
+  CUTLASS_DEVICE void split(const float (&x)[kSteps][8], float scale) {
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i) {  // pixel i % 2, eight terms i / 2
-      const int r = i % 2, of_eight = i / 2;
-      const float a = x[step][4 * of_eight + r] * scale;
-      const float b = x[step][4 * of_eight + 2 + r] * scale;
-      const __half2 pair = __floats2half2_rn(a, b);
-      const float2 rounded = __half22float2(pair);
-      const __half2 rest = __floats2half2_rn(a - rounded.x, b - rounded.y);
-      high[step][i] = *reinterpret_cast<const uint32_t*>(&pair);
-      low[step][i] = *reinterpret_cast<const uint32_t*>(&rest);
+    for (int step = 0; step < kSteps; ++step) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) {  // pixel i % 2, eight terms i / 2
+        const int r = i % 2, of_eight = i / 2;
+        const float a = x[step][4 * of_eight + r] * scale;
+        const float b = x[step][4 * of_eight + 2 + r] * scale;
+        const __half2 pair = __floats2half2_rn(a, b);
+        of[0][step][i] = *reinterpret_cast<const uint32_t*>(&pair);
+        if constexpr (kPlanes == 2) {
+          const float2 rounded = __half22float2(pair);
+          const __half2 rest = __floats2half2_rn(a - rounded.x, b - rounded.y);
+          of[1][step][i] = *reinterpret_cast<const uint32_t*>(&rest);
+        }
+      }
     }
   }
-}
-
-/// A chunk of 32 terms in two planes.
-struct Planes {
-  uint32_t high[kSteps][4], low[kSteps][4];
 };
 
-/// Sums in units of x * scale and of the weights' scaled rows, promoted from the tensor cores'
-/// accumulator. What is not finite makes its pixel's results so.
-template <int kN>
+template <int kPlanes>
+CUTLASS_DEVICE void fence(Planes<kPlanes>& a) {
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kPlanes; ++i) fence(a.of[i]);
+}
+
+/// Sums in units of x * scale and of the weights' scaled rows. What is not finite makes its pixel's
+/// results so.
+template <int kN, int kPlanes>
 class Multiplier {
  public:
   CUTLASS_DEVICE Multiplier(const Pixels& pixels, float scale, uint32_t weights, int terms)
       : pixels_(pixels), scale_(scale), weights_(weights), chunks_((terms + kChunk - 1) / kChunk) {}
 
-  /// One set of registers is multiplied while the other is filled. Promoted by chunks.
+  /// Two planes' sums are promoted from the tensor cores' accumulator every kOnce instructions of
+  /// each product, of 16 terms. One set of registers is multiplied while the other is filled.
+  template <int kOnce>
   CUTLASS_DEVICE void run(float promotion, float (&sum)[kN / 2]) {
     clear(sum);
-    int2 far[kSteps];  // of the chunk that is filled next
-    pixels_.look_up(0, far);
-    const auto fill = [&](int chunk, Planes& a) {
-      float x[kSteps][8];
-      pixels_.load(far, x);
-      pixels_.look_up(min(chunk + 1, chunks_ - 1), far);
-      split(x, scale_, a.high, a.low);
-    };
-    const auto step = [&](int chunk, Planes& a, Planes& next) {
-      const uint32_t of_high = weights_of(chunk);
-      const uint32_t of_low = of_high + (kPlaneBytes >> 4);
-      begin(a);
-      // Small products first: the accumulator truncates at the size of what it already holds.
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSteps; ++i) Product::run(partial_, a.low[i], of_high + 2 * i, i > 0);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSteps; ++i) Product::run(partial_, a.high[i], of_low + 2 * i, true);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSteps; ++i) Product::run(partial_, a.high[i], of_high + 2 * i, true);
-      cute::warpgroup_commit_batch();
-      fill(chunk + 1, next);
-      fence(next.high);  // here, and not after the wait
-      fence(next.low);
-      end(a);
-      promote(promotion, sum);
-    };
-    Planes even, odd;
+    clear(partial_);
+    Planes<kPlanes> even, odd;
+    pixels_.look_up(0, far_);
     fill(0, even);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int chunk = 0; chunk < chunks_; chunk += 2) {
-      step(chunk, even, odd);
+      step<kOnce>(chunk, even, odd, promotion, sum);
       if (chunk + 1 == chunks_) break;
-      step(chunk + 1, odd, even);
+      step<kOnce>(chunk + 1, odd, even, promotion, sum);
     }
-  }
-
-  /// Of sums so short that single truncations show: the fourth product is added, and each
-  /// instruction of the large one promoted.
-  CUTLASS_DEVICE void run_short(float promotion, float (&sum)[kN / 2]) {
-    clear(sum);
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int chunk = 0; chunk < chunks_; ++chunk) {
-      const uint32_t of_high = weights_of(chunk);
-      const uint32_t of_low = of_high + (kPlaneBytes >> 4);
-      int2 far[kSteps];
-      float x[kSteps][8];
-      Planes a;
-      pixels_.look_up(chunk, far);
-      pixels_.load(far, x);
-      split(x, scale_, a.high, a.low);
-      begin(a);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSteps; ++i) Product::run(partial_, a.low[i], of_low + 2 * i, i > 0);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSteps; ++i) Product::run(partial_, a.low[i], of_high + 2 * i, true);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSteps; ++i) Product::run(partial_, a.high[i], of_low + 2 * i, true);
-      cute::warpgroup_commit_batch();
-      end(a);
-      promote(1.f, sum);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSteps; ++i) {
-        begin(a);
-        Product::run(partial_, a.high[i], of_high + 2 * i, false);
-        cute::warpgroup_commit_batch();
-        end(a);
-        promote(promotion, sum);
-      }
-    }
+    if constexpr (kPlanes == 1) copy(partial_, sum);
   }
 
  private:
   using Product = Instruction<kN>;
-  static constexpr int kPlaneBytes = kN * kRowBytes;
+  static constexpr uint32_t kPlaneBytes = kN * kRowBytes;
 
   Pixels pixels_;
   float scale_;
   uint32_t weights_;
   int chunks_;
+  int2 far_[kSteps];  // of the chunk that is filled next
   float partial_[kN / 2];
 
   CUTLASS_DEVICE uint32_t weights_of(int chunk) const {
-    return operand_word(weights_ + chunk / 2 * (2 * kPlaneBytes) + chunk % 2 * (2 * kChunk));
+    return operand_word(weights_ + chunk / 2 * (kPlanes * kPlaneBytes) + chunk % 2 * (2 * kChunk));
   }
   CUTLASS_DEVICE static void clear(float (&sum)[kN / 2]) {
     CUTLASS_PRAGMA_UNROLL
-    for (float& value : sum) value = 0.f;
+    for (int i = 0; i < kN / 2; ++i) sum[i] = 0.f;
   }
-  CUTLASS_DEVICE void begin(Planes& a) {
-    fence(partial_);
-    fence(a.high);
-    fence(a.low);
-    cute::warpgroup_arrive();
+  CUTLASS_DEVICE static void copy(const float (&from)[kN / 2], float (&to)[kN / 2]) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kN / 2; ++i) to[i] = from[i];
   }
-  CUTLASS_DEVICE void end(Planes& a) {
-    cute::warpgroup_wait<0>();
-    fence(partial_);
-    fence(a.high);  // until here they were read
-    fence(a.low);
+
+  CUTLASS_DEVICE void fill(int chunk, Planes<kPlanes>& a) {
+    float x[kSteps][8];
+    pixels_.load(far_, x);
+    pixels_.look_up(min(chunk + 1, chunks_ - 1), far_);
+    a.split(x, scale_);
   }
+
+  template <int kOnce>
+  CUTLASS_DEVICE void step(int chunk, Planes<kPlanes>& a, Planes<kPlanes>& next, float promotion,
+                           float (&sum)[kN / 2]) {
+    const uint32_t weights = weights_of(chunk);
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first < kSteps; first += kOnce) {
+      fence(partial_);
+      fence(a);
+      cute::warpgroup_arrive();
+      multiply<kOnce>(a, first, weights);
+      cute::warpgroup_commit_batch();
+      if (first == 0) {
+        fill(chunk + 1, next);
+        fence(next);  // here, and not after the wait
+      }
+      cute::warpgroup_wait<0>();
+      fence(partial_);
+      fence(a);  // until here they were read
+      if constexpr (kPlanes == 2) promote(promotion, sum);
+    }
+  }
+
+  /// kOnce steps from `first`. Small products first: the accumulator truncates at the size of what
+  /// it already holds.
+  template <int kOnce>
+  CUTLASS_DEVICE void multiply(const Planes<kPlanes>& a, int first, uint32_t weights) {
+    if constexpr (kPlanes == 2) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = first; i < first + kOnce; ++i) {
+        Product::run(partial_, a.of[1][i], weights + 2 * i, i > first);
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = first; i < first + kOnce; ++i) {
+        Product::run(partial_, a.of[0][i], weights + (kPlaneBytes >> 4) + 2 * i, true);
+      }
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = first; i < first + kOnce; ++i) {
+      Product::run(partial_, a.of[0][i], weights + 2 * i, true);
+    }
+  }
+
   CUTLASS_DEVICE void promote(float factor, float (&sum)[kN / 2]) const {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kN / 2; ++i) sum[i] = __fmaf_rn(partial_[i], factor, sum[i]);
