@@ -93,8 +93,10 @@ Status PatchPlan::pack(const ConstTensor4& weight, void* packed, void* stream) c
 
 Status PatchPlan::check(const ConvBuffers& buffers) const noexcept {
   const void* x = buffers.x.data;
-  CUTFUSE_CHECK(x != nullptr && reinterpret_cast<uintptr_t>(x) % 16 == 0, Code::kInvalidValue,
-                "x at %p must be aligned to 16 bytes", x);
+  const uintptr_t alignment = g_.copied ? 4 : 16;
+  CUTFUSE_CHECK(x != nullptr && reinterpret_cast<uintptr_t>(x) % alignment == 0,
+                Code::kInvalidValue, "x at %p must be aligned to %d bytes", x,
+                static_cast<int>(alignment));
   CUTFUSE_CHECK(buffers.weight.data != nullptr && buffers.out != nullptr, Code::kInvalidValue,
                 "weight and out must not be null");
   const void* packed = problem_.packed_weight ? buffers.packed : buffers.workspace;
@@ -132,6 +134,7 @@ Status PatchPlan::bind(const ConvBuffers& buffers, const void* packed,
   epilogue.out.data = buffers.out;
   params->fours = g_.out_width % 4 == 0 && reinterpret_cast<uintptr_t>(buffers.out) % 16 == 0;
   epilogue.b_words = reinterpret_cast<const int32_t*>(static_cast<const char*>(packed) + words_at_);
+  if (g_.copied) return {};
   const int64_t plane = int64_t(g_.height) * g_.width;
   TensorBoxes boxes;
   boxes.data = buffers.x.data;

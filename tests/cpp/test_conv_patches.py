@@ -108,7 +108,6 @@ def test_what_is_not_contiguous_fp32_is_refused(changes: dict[str, Any]) -> None
     [
         ((2, 6, 20, 24, 12, 3, 1, 1, 1, 2, False), "in one group"),
         ((2, 64, 20, 24, 12, 3, 2, 1, 1, 1, True), "in one group"),
-        ((2, 6, 20, 22, 12, 3, 1, 1, 1, 1, False), "a multiple of 4 pixels"),
         ((2, 300, 20, 24, 12, 3, 1, 1, 1, 1, False), "do not fit"),  # of a box
         ((2, 128, 20, 24, 96, 3, 1, 1, 1, 1, False), "do not fit"),  # weights
         ((2, 64, 90, 96, 12, 3, 1, 1, 20, 1, False), "do not fit"),  # a patch

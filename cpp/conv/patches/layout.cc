@@ -42,8 +42,9 @@ bool cut(int32_t block_w_log, const DeviceProps& device, Geometry* g) {
   g->block_w_log = block_w_log;
   g->blocks_w = static_cast<int32_t>(ceil_div(g->out_width, g->block_w()));
   g->blocks_h = static_cast<int32_t>(ceil_div(g->out_height, g->block_h()));
-  // A box begins at a multiple of 16 bytes.
-  g->early = (4 - g->pad_w % 4) % 4;
+  // The copy engine's strides are multiples of 16 bytes, and a box begins at one.
+  g->copied = g->width % 4 != 0;
+  g->early = g->copied ? 0 : (4 - g->pad_w % 4) % 4;
   const int64_t wide = int64_t(g->block_w() - 1) * g->stride_w +
                        int64_t(g->kernel_w - 1) * g->dilation_w + 1 + g->early;
   const int64_t high =
@@ -81,9 +82,6 @@ Status check(const FusedConvProblem& problem, const DeviceProps& device) {
   CUTFUSE_CHECK(p.precision == Precision::kTf32 || p.channels * p.kernel_h * p.kernel_w >= kFewest,
                 Code::kNotSupported, "%s: patches at ieee are of sums of at least %lld terms",
                 to_string(p).c_str(), static_cast<long long>(kFewest));
-  // The copy engine's strides are multiples of 16 bytes.
-  CUTFUSE_CHECK(p.width % 4 == 0, Code::kNotSupported,
-                "%s: patches are read of rows of a multiple of 4 pixels", to_string(p).c_str());
   CUTFUSE_CHECK(double(p.batch) * double(p.out_height) * double(p.out_width) < 0x1p30,
                 Code::kNotSupported, "%s: patches are of fewer than 2^30 pixels",
                 to_string(p).c_str());
@@ -134,8 +132,9 @@ double estimate(const FusedConvProblem& problem, const Instance& instance, const
   const double columns = instance.columns;
   const double result = (instance.planes == 2 ? 0.020 : 0.032) + (g.out_width % 4 == 0 ? 0 : 0.018);
   const double chunk = instance.planes == 1 ? 0.0007 : g.terms < kShort ? 0.0086 : 0.0057;
-  const double tile =
-      columns * (result + double(ceil_div(g.terms, 32)) * chunk) + 0.00047 * g.patch_values();
+  const double rows = double(g.channels) * g.box_h;
+  const double patch = g.copied ? 0.0008 * g.patch_values() + 0.02 * rows : 0.00047 * g.patch_values();
+  const double tile = columns * (result + double(ceil_div(g.terms, 32)) * chunk) + patch;
   const auto waves = double(ceil_div(g.tiles, int64_t(kGroups) * device.sm_count));
   const double bytes =
       4.0 * g.batch *

@@ -2,7 +2,7 @@
 /// The patch kernel's parameters, and the handle that launches it. No CUTLASS here.
 ///
 /// A warpgroup's tile is a block of output pixels of one image. What their filters meet of x, a
-/// patch, the copy engine brings to shared memory in one box, as NCHW has it; each thread takes the
+/// patch, comes to shared memory as NCHW has it, by the copy engine in one box where it can; each thread takes the
 /// values of its pixels from there to registers, splits them into fp16 planes, and multiplies.
 /// The weights of all output channels stay in shared memory.
 #pragma once
@@ -40,6 +40,7 @@ struct Geometry {
   int32_t tiles;         // of all images
   int32_t blocks;        // of the launch
   Position step;         // of a warpgroup, from tile to tile
+  bool copied;           // value by value: rows of x do not begin at multiples of 16 bytes
   int32_t early;         // columns of a patch before the first that a filter meets
   int32_t box_w, box_h;  // of a patch, in values of x
 
@@ -75,7 +76,7 @@ struct PackParams {
 Status pack(const PackParams& params, void* stream) noexcept;
 
 struct Params {
-  CUtensorMap map;  // of x: boxes are patches
+  CUtensorMap map;  // of x: boxes are patches; not if they are copied
   Geometry g = {};
   const void* packed = nullptr;
   /// Its a and b are x and the weight with its strides, read only to repair.

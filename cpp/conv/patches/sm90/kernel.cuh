@@ -93,15 +93,20 @@ class Walk {
     tile_ = p.g.position(int32_t(blockIdx.x) * kGroups + group_);
   }
 
-  /// Has the copy engine bring the patch of the next tile.
+  /// Begins to bring the patch of the next tile.
   CUTLASS_DEVICE void load() const {
     const Geometry& g = p_.g;
-    if (threadIdx.x % 128 != 0 || tile_.image >= g.batch) return;
-    Barrier::arrive_and_expect_tx(full_, g.patch_values() * 4);
-    cute::SM90_TMA_LOAD_5D::copy(
-        &p_.map, full_, static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL), patch_,
-        tile_.column * g.block_w() * g.stride_w - g.pad_w - g.early,
-        tile_.row * g.block_h() * g.stride_h - g.pad_h, 0, tile_.image, 0);
+    if (tile_.image >= g.batch) return;
+    const int32_t left = tile_.column * g.block_w() * g.stride_w - g.pad_w - g.early;
+    const int32_t top = tile_.row * g.block_h() * g.stride_h - g.pad_h;
+    if (g.copied) {
+      copy(left, top);
+    } else if (threadIdx.x % 128 == 0) {
+      Barrier::arrive_and_expect_tx(full_, g.patch_values() * 4);
+      cute::SM90_TMA_LOAD_5D::copy(&p_.map, full_,
+                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+                                   patch_, left, top, 0, tile_.image, 0);
+    }
   }
 
   CUTLASS_DEVICE void run(uint32_t weights, uint32_t table, uint32_t slots, bool columns_plain) {
@@ -152,6 +157,28 @@ class Walk {
   }
 
  private:
+  /// Row by row, a warp each.
+  CUTLASS_DEVICE void copy(int32_t left, int32_t top) const {
+    const Geometry& g = p_.g;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    const auto* x = static_cast<const float*>(p_.epilogue.a.data);
+    const int64_t plane = int64_t(g.height) * g.width;
+    const float* image = x + tile_.image * g.channels * plane + left;
+    for (int32_t channel = 0, y = warp; channel < g.channels; image += plane, ++channel) {
+      for (; y < g.box_h; y += 4) {
+        const bool inside = top + y >= 0 && top + y < g.height;
+        const float* line = image + int64_t(top + y) * g.width;
+        char* to = patch_ + (channel * g.box_h + y) * g.box_w * 4;
+        for (int32_t i = lane; i < g.box_w; i += 32) {
+          const bool exists = inside && left + i >= 0 && left + i < g.width;
+          copy_async<4>(to + 4 * i, exists ? line + i : x, exists ? 4 : 0);
+        }
+      }
+      y -= g.box_h;
+    }
+    cutlass::arch::cpasync_barrier_arrive_noinc(full_);
+  }
+
   CUTLASS_DEVICE void go_on() {
     const Geometry& g = p_.g;
     tile_.column += g.step.column;
@@ -194,7 +221,8 @@ __global__ void __launch_bounds__(kGroups * 128, 1)
   auto* barriers = reinterpret_cast<uint64_t*>(shared + at.control);
   uint64_t* packed = barriers + kGroups;
   if (threadIdx.x == 0) {
-    for (int i = 0; i <= kGroups; ++i) Barrier::init(barriers + i, 1);
+    for (int i = 0; i < kGroups; ++i) Barrier::init(barriers + i, g.copied ? 128 : 1);
+    Barrier::init(packed, 1);
     cutlass::arch::fence_barrier_init();
   }
   write_table(g, reinterpret_cast<uint16_t*>(shared + at.table));
