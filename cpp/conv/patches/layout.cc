@@ -133,7 +133,8 @@ double estimate(const FusedConvProblem& problem, const Instance& instance, const
   const double result = (instance.planes == 2 ? 0.020 : 0.032) + (g.out_width % 4 == 0 ? 0 : 0.018);
   const double chunk = instance.planes == 1 ? 0.0007 : g.terms < kShort ? 0.0086 : 0.0057;
   const double rows = double(g.channels) * g.box_h;
-  const double patch = g.copied ? 0.0008 * g.patch_values() + 0.02 * rows : 0.00047 * g.patch_values();
+  const double patch =
+      g.copied ? 0.0008 * g.patch_values() + 0.02 * rows : 0.00047 * g.patch_values();
   const double tile = columns * (result + double(ceil_div(g.terms, 32)) * chunk) + patch;
   const auto waves = double(ceil_div(g.tiles, int64_t(kGroups) * device.sm_count));
   const double bytes =

@@ -2,9 +2,9 @@
 /// The patch kernel's parameters, and the handle that launches it. No CUTLASS here.
 ///
 /// A warpgroup's tile is a block of output pixels of one image. What their filters meet of x, a
-/// patch, comes to shared memory as NCHW has it, by the copy engine in one box where it can; each thread takes the
-/// values of its pixels from there to registers, splits them into fp16 planes, and multiplies.
-/// The weights of all output channels stay in shared memory.
+/// patch, comes to shared memory as NCHW has it, by the copy engine in one box where it can; each
+/// thread takes the values of its pixels from there to registers, splits them into fp16 planes, and
+/// multiplies. The weights of all output channels stay in shared memory.
 #pragma once
 
 #include <cuda.h>
