@@ -112,9 +112,8 @@ Status lay_out(const FusedConvProblem& problem, const DeviceProps& device, const
   double least = INFINITY;
   for (int32_t block_w_log = 3; block_w_log <= 6; ++block_w_log) {
     Geometry g = whole;
-    if (!cut(block_w_log, device, &g) || (*instance)->shared_bytes(g) > device.shared_bytes)
-      continue;
-    if (cost(g) >= least) continue;
+    if (!cut(block_w_log, device, &g)) continue;
+    if ((*instance)->shared_bytes(g) > device.shared_bytes || cost(g) >= least) continue;
     least = cost(g);
     *geometry = g;
   }

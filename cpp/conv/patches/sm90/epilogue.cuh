@@ -42,7 +42,7 @@ CUTLASS_DEVICE float sum_of_pixel(const Geometry& g, const gemm::EpilogueArgumen
   const int32_t top = p * g.stride_h - g.pad_h;
   const int32_t left = (pixel - p * g.out_width) * g.stride_w - g.pad_w;
   const int64_t plane = int64_t(g.height) * g.width;
-  const auto* x = static_cast<const float*>(arguments.a.data) + image * g.channels * plane;
+  const auto* x = static_cast<const float*>(arguments.a.data) + int64_t(image) * g.channels * plane;
   const int64_t (&w)[4] = arguments.weight_strides;
   const auto* weight = static_cast<const float*>(arguments.b.data) + column * w[0];
   gemm::sm90::SumAgain sum;

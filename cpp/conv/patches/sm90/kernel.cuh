@@ -12,6 +12,7 @@
 #include "conv/patches/sm90/multiply.cuh"
 #include "core/launch.h"
 #include "device/barriers.cuh"
+#include "device/copies.cuh"
 #include "gemm/stage.cuh"
 
 namespace cutfuse::conv::patches::sm90 {
@@ -163,7 +164,7 @@ class Walk {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     const auto* x = static_cast<const float*>(p_.epilogue.a.data);
     const int64_t plane = int64_t(g.height) * g.width;
-    const float* image = x + tile_.image * g.channels * plane + left;
+    const float* image = x + int64_t(tile_.image) * g.channels * plane + left;
     for (int32_t channel = 0, y = warp; channel < g.channels; image += plane, ++channel) {
       for (; y < g.box_h; y += 4) {
         const bool inside = top + y >= 0 && top + y < g.height;
