@@ -121,7 +121,9 @@ Status why_slower(const FusedConvProblem& problem, const DeviceProps& device) no
   double ours = 0.0;
   if (!conv::select(problem, device, &mechanism, &ours).ok()) return {};
   const double eager = conv::estimate_eager(problem);
-  CUTFUSE_CHECK(ours <= 1.08 * eager, Code::kNotSupported,
+  // PyTorch's is estimated from below, but what its launches take is known.
+  const double margin = eager < 30.0 ? 1.0 : 1.08;
+  CUTFUSE_CHECK(ours <= margin * eager, Code::kNotSupported,
                 "%s: PyTorch is expected to be faster, no fewer than %.0f us against %.0f",
                 to_string(problem.conv).c_str(), eager, ours);
   return {};
