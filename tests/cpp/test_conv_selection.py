@@ -285,28 +285,3 @@ def test_larger_batches_are_taken(tier: str) -> None:
     torchs, ours = times(problem(few, tier))
     assert 1.3 * torchs < ours
     assert is_taken(problem((2048, *few[1:]), tier))
-
-
-# PyTorch was faster: 176 us instead of 278, 33 instead of 42, 69 instead of 72, 12 instead of 20.
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (9, 78, 128, 134, 78, 10, 2, 3, 1, 78, False),
-        (2, 32, 163, 186, 416, 3, 3, 0, 1, 32, False),
-        (14, 32, 71, 75, 352, 3, 2, 0, 2, 32, False),
-        (1, 2, 59, 27, 485, 9, 2, 7, 2, 1, False),
-    ],
-    ids=str,
-)
-def test_many_groups_and_ties_of_short_calls_are_pytorchs(shape: tuple[Any, ...]) -> None:
-    assert not is_taken(problem(shape, pixel_stride=1))
-
-
-# 67 us instead of 215, 18 instead of 21.
-@pytest.mark.parametrize(
-    "shape",
-    [(28, 32, 17, 151, 384, 9, 2, 1, 1, 32, False), (49, 75, 93, 38, 45, 1, 4, 0, 1, 1, False)],
-    ids=str,
-)
-def test_where_ours_is_faster_it_is_taken(shape: tuple[Any, ...]) -> None:
-    assert is_taken(problem(shape, pixel_stride=1))
