@@ -120,8 +120,8 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   if (!stores_ahead(layout)) factor *= 1.05;
   if (!two && !weights_stay(g)) factor *= 1.1;
   if (!two && !reads_ahead(policy, layout)) factor *= 1.05;
-  // What 910 others took instead, packing included, by graph replay (H100); of many groups five
-  // took 1.29 to 1.48 of it, on an H200 too.
+  // What 910 others took instead, packing included, by graph replay (H100); five of 32 groups and
+  // more took 1.29 to 1.48 of that, two of them 1.32 and 1.51 on an H200.
   const double of_groups = problem.conv.groups < 32 ? 0.9 : 1.2;
   const double others = grouped ? of_groups : problem.channels_last ? 1.15 : 0.98;
   return (grouped ? 18.0 : 13.0) + tiles * tile * factor * others * ragged;
