@@ -132,7 +132,6 @@ Status PatchPlan::bind(const ConvBuffers& buffers, const void* packed,
   epilogue.a.data = buffers.x.data;
   epilogue.b.data = weight.data;
   epilogue.out.data = buffers.out;
-  params->fours = g_.out_width % 4 == 0 && reinterpret_cast<uintptr_t>(buffers.out) % 16 == 0;
   epilogue.b_words = reinterpret_cast<const int32_t*>(static_cast<const char*>(packed) + words_at_);
   if (g_.copied) return {};
   const int64_t plane = int64_t(g_.height) * g_.width;

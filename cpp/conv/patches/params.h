@@ -82,7 +82,6 @@ struct Params {
   /// Its a and b are x and the weight with its strides, read only to repair.
   gemm::EpilogueArguments epilogue;
   float promotion = 1.f;
-  bool fours = false;  // whether four pixels of a row can be stored as one
 };
 
 /// One row of instances.cmake.

@@ -6,7 +6,6 @@
 #include <cutlass/cutlass.h>
 
 #include "conv/patches/params.h"
-#include "device/barriers.cuh"
 #include "gemm/coordinates.cuh"
 #include "gemm/sm90/nchw_repair.cuh"
 #include "gemm/stage.cuh"
@@ -73,54 +72,29 @@ CUTLASS_DEVICE void repair(float (&v)[kN / 2], const PatchCoordinates<kN>& at, c
   });
 }
 
-/// Where pixels of a tile go that a lane stores: lane and lane + 32, or four from 4 (lane % 16).
-struct Destination {
-  int64_t offset[2];  // in the first channel's plane
-  bool inside[2];
-};
-
-/// Eight channels at a time are turned in shared memory, two stages of those, so that 32 pixels of
-/// a channel leave together, or 64 of each of two.
-inline constexpr int kStageWords = 8 * kPixels;
-
+/// Neighbours exchange half their results, so that 16 pixels of a channel leave together.
 template <int kN>
-CUTLASS_DEVICE void store(const float (&v)[kN / 2], const PatchCoordinates<kN>& at,
-                          const Destination& to, bool fours, float* stages, float* out) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+CUTLASS_DEVICE void store(const float (&v)[kN / 2], const PatchCoordinates<kN>& at, float* out) {
+  const int lane = threadIdx.x % 32;
+  const bool odd = lane % 2 != 0;
   const int64_t pixels = at.out_pixels;
-  // Bits 3 and 4 of a pixel are flipped by those of its channel, so that banks do not conflict.
-  float* const put = stages + lane % 4 * 2 * kPixels;
-  const int first = (warp * 16 + lane / 4) ^ lane % 4 * 8;
-  const float* const taken =
-      stages + warp * 2 * kPixels +
-      (fours ? lane / 16 * kPixels + (lane % 16 * 4 ^ warp * 8) : lane ^ warp * 8);
-  float* const four = out + to.offset[0] + (warp * 2 + lane / 16) * pixels;
-  float* target[2];
-  CUTLASS_PRAGMA_UNROLL
-  for (int half = 0; half < 2; ++half) target[half] = out + to.offset[half] + warp * 2 * pixels;
+  const bool inside = odd ? at.inside[1] : at.inside[0];
+  const int column0 = lane % 4 / 2 * 4;
+  float* target = out + (odd ? at.plane_offset(1) : at.plane_offset(0)) + column0 * pixels;
   CUTLASS_PRAGMA_UNROLL
   for (int j = 0; j < kN / 8; ++j) {
-    const int stage = j % 2 * kStageWords;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      put[stage + i % 2 * kPixels + (first ^ i / 2 * 8)] = v[4 * j + i];
-    }
-    sync_threads(1 + threadIdx.x / 128, 128);
-    if (fours) {
-      if (warp * 2 + lane / 16 + 8 * j < at.columns && to.inside[0]) {
-        *reinterpret_cast<float4*>(four + 8 * j * pixels) =
-            *reinterpret_cast<const float4*>(taken + stage);
-      }
-      continue;
-    }
+    float turned[4];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const bool exists = warp * 2 + 8 * j + i < at.columns;
-      CUTLASS_PRAGMA_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        if (exists && to.inside[half]) *target[half] = taken[stage + i * kPixels + 32 * half];
-        target[half] += i == 0 ? pixels : 7 * pixels;
-      }
+      const float first = v[4 * j + i], second = v[4 * j + 2 + i];
+      const float other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
+      turned[i] = odd ? other : first;
+      turned[2 + i] = odd ? second : other;
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (inside && column0 + 8 * j + i < at.columns) *target = turned[i];
+      target += i < 3 ? pixels : 5 * pixels;
     }
   }
 }
@@ -128,7 +102,7 @@ CUTLASS_DEVICE void store(const float (&v)[kN / 2], const PatchCoordinates<kN>& 
 /// plain: whether x and the weights are finite, so that sums are, and the columns' words plain.
 template <int kN>
 CUTLASS_DEVICE void finish(const Params& p, bool plain, int exponent, float (&v)[kN / 2],
-                           const PatchCoordinates<kN>& at, const Destination& to, float* stages) {
+                           const PatchCoordinates<kN>& at) {
   using Coordinates = PatchCoordinates<kN>;
   const gemm::EpilogueArguments& arguments = p.epilogue;
   const int words[2] = {2 * exponent, 2 * exponent};  // as split() makes them
@@ -141,7 +115,7 @@ CUTLASS_DEVICE void finish(const Params& p, bool plain, int exponent, float (&v)
     repair(v, at, p.g, arguments, int(threadIdx.x) % 32);
   }
   execute(arguments.program, v, at, first);
-  store<kN>(v, at, to, p.fours, stages, static_cast<float*>(arguments.out.data));
+  store<kN>(v, at, static_cast<float*>(arguments.out.data));
 }
 
 }  // namespace cutfuse::conv::patches::sm90

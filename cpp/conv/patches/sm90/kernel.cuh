@@ -22,12 +22,11 @@ using Barrier = cutlass::arch::ClusterTransactionBarrier;
 /// Offsets in shared memory, in bytes.
 template <int kN, int kPlanes>
 struct Shared {
-  int32_t patches, stages, table, slots, control, total;
+  int32_t patches, table, slots, control, total;
 
   CUTLASS_HOST_DEVICE explicit Shared(const Geometry& g) {
     patches = g.slabs() * slab_bytes(kN, kPlanes);  // weights come first
-    stages = patches + kGroups * g.patch_bytes();
-    table = stages + kGroups * 2 * kStageWords * 4;
+    table = patches + kGroups * g.patch_bytes();
     slots = table + g.slabs() * kSlab * 2;
     control = slots + gemm::kSlots<PatchCoordinates<kN>> * kN * 4;
     total = control + 8 * (kGroups + 1) + 16 * kGroups;
@@ -88,7 +87,6 @@ class Walk {
   CUTLASS_DEVICE Walk(const Params& p, const Shared<kN, kPlanes>& at, char* shared)
       : p_(p), group_(__shfl_sync(0xffffffffu, threadIdx.x / 128, 0)) {
     patch_ = shared + at.patches + group_ * p.g.patch_bytes();
-    stages_ = reinterpret_cast<float*>(shared + at.stages) + group_ * 2 * kStageWords;
     full_ = reinterpret_cast<uint64_t*>(shared + at.control) + group_;
     words_ = reinterpret_cast<uint32_t*>(shared + at.control + 8 * (kGroups + 1)) + 4 * group_;
     tile_ = p.g.position(int32_t(blockIdx.x) * kGroups + group_);
@@ -145,15 +143,9 @@ class Walk {
       sync_threads(1 + group_, 128);  // all have read the patch
       load();
       at.image = tile.image;
-      Destination to;
       CUTLASS_PRAGMA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        at.inside[r] = find(tile, row + 8 * r, &at.pixel[r]);
-        int32_t pixel;
-        to.inside[r] = find(tile, p_.fours ? lane % 16 * 4 : lane + 32 * r, &pixel);
-        to.offset[r] = int64_t(tile.image) * g.out_channels * g.out_pixels() + pixel;
-      }
-      finish<kN>(p_, columns_plain && finite, -exponent, sum, at, to, stages_);
+      for (int r = 0; r < 2; ++r) at.inside[r] = find(tile, row + 8 * r, &at.pixel[r]);
+      finish<kN>(p_, columns_plain && finite, -exponent, sum, at);
     }
   }
 
@@ -207,7 +199,6 @@ class Walk {
   const Params& p_;
   int group_;
   char* patch_;
-  float* stages_;
   uint64_t* full_;
   uint32_t* words_;
   Position tile_;
