@@ -12,7 +12,7 @@ from pycutfuse.geometry import Geometry, conv2d_geometry, conv_transpose2d_geome
 from pycutfuse.nn._conv_base import PaddingMode, Size, TorchConv, pad_input
 from pycutfuse.ops import _gate
 from pycutfuse.ops._conv import run
-from pycutfuse.ops._conv_call import Call, why_children
+from pycutfuse.ops._conv_call import Call, report_children
 from pycutfuse.program import Program, check_program
 
 
@@ -126,10 +126,10 @@ class Conv2d(TorchConv, nn.Conv2d):
         return run(self.run_arguments(input), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
-        config.report_fallback("conv2d", why_children(reason, x, self.precision))
-        value = nn.Conv2d._conv_forward(self, x, self.weight, self.bias)
-        result: Tensor = self.epilogue(value)
-        return result
+        with report_children("conv2d", reason, x, self.precision):
+            value = nn.Conv2d._conv_forward(self, x, self.weight, self.bias)
+            result: Tensor = self.epilogue(value)
+            return result
 
     @classmethod
     def from_torch(
@@ -273,11 +273,11 @@ class ConvTranspose2d(TorchConv, nn.ConvTranspose2d):
         return run(self.run_arguments(input, output_size), self._memo)
 
     def _chain(self, x: Tensor, output_size: Sequence[int] | None, reason: str) -> Tensor:
-        config.report_fallback("conv_transpose2d", why_children(reason, x, self.precision))
         extra = self.output_padding if output_size is None else self._extra(x, output_size)
         given: Any = (self.stride, self.padding, extra, self.groups, self.dilation)
-        result: Tensor = self.epilogue(F.conv_transpose2d(x, self.weight, self.bias, *given))
-        return result
+        with report_children("conv_transpose2d", reason, x, self.precision):
+            result: Tensor = self.epilogue(F.conv_transpose2d(x, self.weight, self.bias, *given))
+            return result
 
     @classmethod
     def from_torch(

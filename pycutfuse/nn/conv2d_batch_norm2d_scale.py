@@ -12,8 +12,9 @@ from pycutfuse.nn._base import check_source
 from pycutfuse.nn._conv_base import PackedModule, PaddingMode, pad_input, settings_of
 from pycutfuse.nn._epilogue import Epilogue, has_global_hooks, has_hooks
 from pycutfuse.ops import _gate
+from pycutfuse.ops._children import OTHER_CHILD
 from pycutfuse.ops._conv_batch_norm import run
-from pycutfuse.ops._conv_call import BATCH_NORM, Call, Norm, check_one_value, why_children
+from pycutfuse.ops._conv_call import BATCH_NORM, Call, Norm, check_one_value, report_children
 from pycutfuse.ops._linear_batch_norm import encode_momentum
 from pycutfuse.program import EMPTY, Encoded, Program, check_program, encode, mul
 
@@ -146,7 +147,7 @@ class Conv2dBatchNorm2dScale(PackedModule):
         children: Any = self._modules
         conv, bn = children["conv"], children["bn"]
         if type(conv) is not nn.Conv2d or type(bn) is not nn.BatchNorm2d:
-            return "a child of another type, or with a parametrization"
+            return OTHER_CHILD
         tracked = bn._buffers
         if len(conv._parameters) != 2 or len(bn._parameters) != 2 or len(tracked) != 3:
             return "a child whose parameters were moved"  # by FSDP or old weight_norm
@@ -244,9 +245,9 @@ class Conv2dBatchNorm2dScale(PackedModule):
         if plain and isinstance(bn, _BatchNorm) and x.dim() == 4:
             shape = output_shape(x, conv.weight, conv.bias, self._make_geometry())
             check_one_value(shape, bn.training)
-        config.report_fallback(BATCH_NORM, why_children(reason, x, self.precision))
-        value: Tensor = self.epilogue(bn(conv(x)) * self.scaling_factor)
-        return value
+        with report_children(BATCH_NORM, reason, x, self.precision):
+            value: Tensor = self.epilogue(bn(conv(x)) * self.scaling_factor)
+            return value
 
     @classmethod
     def from_torch(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pycutfuse import config
 from pycutfuse.nn._base import FusedModule, check_source
 from pycutfuse.nn._epilogue import Epilogue, has_hooks
-from pycutfuse.ops._contraction import why_children
+from pycutfuse.ops._contraction import report_children
 from pycutfuse.ops._linear import NAME, run
 from pycutfuse.program import MAX_STEPS, Encoded, Program, check_program
 
@@ -153,8 +153,8 @@ class Linear(FusedModule, nn.Linear):
         return self._run(*self.run_arguments(input), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
-        config.report_fallback(self._name, why_children(reason, x, self.precision))
-        return self._plain(x)
+        with report_children(self._name, reason, x, self.precision):
+            return self._plain(x)
 
     def _plain(self, x: Tensor) -> Tensor:
         value: Tensor = self.epilogue(nn.functional.linear(x, self.weight, self.bias))

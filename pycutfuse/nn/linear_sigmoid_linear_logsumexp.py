@@ -10,7 +10,8 @@ from pycutfuse.nn._base import FusedModule, check_source
 from pycutfuse.nn._epilogue import has_global_hooks, has_hooks
 from pycutfuse.ops import _frozen, _gate
 from pycutfuse.ops._chain import NAME, Call, ChainMemo, Layer, run
-from pycutfuse.ops._contraction import why_children
+from pycutfuse.ops._children import OTHER_CHILD
+from pycutfuse.ops._contraction import report_children
 from pycutfuse.program import EMPTY, encode, sigmoid
 
 
@@ -127,7 +128,7 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
         children: Any = self._modules
         for child in (children["linear1"], children["linear2"]):
             if type(child) is not nn.Linear:
-                return "a child of another type, or with a parametrization"
+                return OTHER_CHILD
             if len(child._parameters) != 2:
                 return "a child whose parameters were moved"  # by FSDP or old weight_norm
             if has_hooks(child):
@@ -199,8 +200,8 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
         return run(self.call_arguments(x), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
-        config.report_fallback(NAME, why_children(reason, x, self.precision))
-        return _forward(self, x)
+        with report_children(NAME, reason, x, self.precision):
+            return _forward(self, x)
 
     @classmethod
     def from_torch(

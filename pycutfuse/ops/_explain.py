@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from pycutfuse import config, support
-from pycutfuse.ops import _gate, _launch, _linear, _logsumexp, _vjp
+from pycutfuse.ops import _children, _gate, _launch, _linear, _logsumexp, _vjp
 from pycutfuse.ops import _linear_batch_norm_raw as raw
-from pycutfuse.ops._contraction import why_children
+from pycutfuse.ops._contraction import asks_more
 from pycutfuse.program import Encoded, describe
 
 RANGE_NOTE = (
@@ -138,9 +138,14 @@ def explain_linear(
 
 
 def explain_chain(operator: str, reason: str, x: Tensor, precision: str | None) -> Explanation:
-    """Explain a module whose children run one after the other, as torch's flags say."""
-    reason, tier = why_children(reason, x, precision), _tier(x, config.DEFAULT)
-    return Explanation(operator, "fallback", reason, tier, CHILDREN)
+    """Explain a module whose children run one after the other."""
+    return of_children(operator, reason, asks_more(x, precision), _tier(x, config.DEFAULT))
+
+
+def of_children(operator: str, reason: str, strict: bool, torchs: str) -> Explanation:
+    """Explain children that run; `strict` as of `_children.report`; `torchs`: torch's tier."""
+    tier = "ieee" if strict and _children.holds_tier(reason) else torchs
+    return Explanation(operator, "fallback", _children.why(reason, strict), tier, CHILDREN)
 
 
 def explain_linear_batch_norm(call: raw.Call) -> Explanation:

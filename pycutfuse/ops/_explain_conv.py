@@ -9,7 +9,7 @@ from pycutfuse import config
 from pycutfuse.ops import _conv_call, _conv_launch, _gate, _vjp
 from pycutfuse.ops._conv import autocasts
 from pycutfuse.ops._conv_call import Call, with_bias
-from pycutfuse.ops._explain import CHILDREN, Explanation, detour_of
+from pycutfuse.ops._explain import Explanation, detour_of, of_children
 from pycutfuse.ops._launch import Refusal
 from pycutfuse.program import describe
 
@@ -69,7 +69,6 @@ def of_recipe(call: Call, tier: str, text: str) -> Explanation:
 
 
 def explain_chain(operator: str, reason: str, x: Tensor, precision: str | None) -> Explanation:
-    """Explain a module whose children run one after the other, as torch's flags say."""
-    reason = _conv_call.why_children(reason, x, precision)
-    tier = resolved_tier(x, config.DEFAULT)
-    return Explanation(operator, "fallback", reason, tier, CHILDREN)
+    """Explain a module whose children run one after the other."""
+    strict = _conv_call.asks_more(x, precision)
+    return of_children(operator, reason, strict, resolved_tier(x, config.DEFAULT))

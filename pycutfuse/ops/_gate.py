@@ -160,11 +160,6 @@ def asks_ieee(x: Tensor, precision: str) -> bool:
     return asked and not autocasts(x)  # which casts it
 
 
-def why_children(reason: str, strict: bool) -> str:
-    """`reason` why children run one by one; `strict`: their call asks for more than torch does."""
-    return f"{reason}; at tf32, as torch's flags allow, and not at ieee" if strict else reason
-
-
 def why_not_autocast(*programs: Encoded) -> str | None:
     """Say why autocast's result needs the plain chain, or None if only linear's inputs are cast."""
     for program in programs:

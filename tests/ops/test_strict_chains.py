@@ -1,5 +1,5 @@
-"""An explicit "ieee" holds where the plain chain runs under flags that allow TF32, or is refused
-in words: children that run one by one do so at torch's own tier.
+"""An explicit "ieee" holds where the plain chain or a module's children run under flags that allow
+TF32; of children of another type, whose contractions are not known, it is refused in words.
 """
 
 from collections.abc import Callable
@@ -9,12 +9,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pycutfuse as pcf
 from pycutfuse import config
 from pycutfuse.ops import _launch
 from pycutfuse.ops._conv_call import by_chain
 from pycutfuse.ops._linear import forward_by_torch
+
+
+class Products(TorchDispatchMode):
+    """The dtypes of the contractions that torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func.overloadpacket) in ("aten.addmm", "aten.mm", "aten.convolution"):
+            self.dtypes.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
 
 
 class OnGpu(Tensor):
@@ -73,12 +87,63 @@ def test_the_chain_of_an_operator(name: str, precision: Any, contracted: list) -
     assert pcf.explain(layer, x).tier == (precision or "tf32")
 
 
+def first_child(layer: nn.Module) -> nn.Module:
+    return next(layer.epilogue.children() if layer.epilogue else layer.children())
+
+
+def without_steps(name: str) -> nn.Module:
+    layer = MODULES[name]("ieee")
+    if not hasattr(layer, "epilogue"):
+        layer.epilogue = ()
+    return layer
+
+
 @pytest.mark.parametrize("name", MODULES)
-def test_children_run_at_torchs_tier_and_it_is_said(name: str, contracted: list) -> None:
+def test_children_run_at_ieee(name: str, contracted: list) -> None:
+    layer, x = without_steps(name), input_of(name)
+    expected = layer.to_torch()(x)
+    first_child(layer).register_forward_hook(lambda *_: None)
+    with Products() as products:
+        result = layer(x)
+    assert set(products.dtypes) == {torch.float64}
+    assert result.dtype is torch.float32
+    torch.testing.assert_close(result, expected)
+    result.sum().backward()
+    found = pcf.explain(layer, x)
+    assert (found.path, found.tier) == ("fallback", "ieee")
+    assert pcf.counters()["fallback"] == {f"{found.operator}: {found.reason}": 1}
+    assert "hooks" in found.reason
+    layer.precision = "tf32"
+    with Products() as products:
+        layer(x)
+    assert set(products.dtypes) == {torch.float32}
+    assert pcf.explain(layer, x).tier == "tf32"
+
+
+def test_a_scale_that_no_kernel_takes(contracted: list) -> None:
+    layer = pcf.nn.Conv2dBatchNorm2dScale(6, 6, 2, torch.rand(1, 1, 4, 4), precision="ieee").eval()
+    with Products() as products:
+        result = layer(input_of("conv norm"))
+    assert products.dtypes == [torch.float64]
+    wide = layer.to_torch().double()(input_of("conv norm").double())
+    torch.testing.assert_close(result, wide.float())
+
+
+class Another(nn.Linear):
+    pass
+
+
+class AnotherConv(nn.Conv2d):
+    pass
+
+
+@pytest.mark.parametrize("name", ["norm", "two linears", "conv norm"])
+def test_children_of_another_type_run_at_torchs_tier_and_it_is_said(
+    name: str, contracted: list
+) -> None:
     layer, x = MODULES[name]("ieee"), input_of(name)
-    child = next(iter(layer.epilogue)) if hasattr(layer, "epilogue") and layer.epilogue else None
-    child = child or next(layer.children())
-    child.register_forward_hook(lambda *_: None)
+    child = next(layer.children())
+    child.__class__ = AnotherConv if name == "conv norm" else Another
     layer(x)
     assert set(contracted) == {torch.float32}
     (reason,) = pcf.counters()["fallback"]

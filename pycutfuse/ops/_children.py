@@ -1,0 +1,63 @@
+"""Children of a module that run one after the other, at the tier that its call asks for."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pycutfuse import config
+
+OTHER_CHILD = "a child of another type, or with a parametrization"
+"""The reason why children run whose contractions are not known."""
+
+_CONTRACTIONS = (F.linear, F.conv2d, F.conv_transpose2d)
+
+
+def report(operator: str, reason: str, strict: bool) -> AbstractContextManager[object]:
+    """Report that children run, and return the context in which they are to.
+
+    Parameters
+    ----------
+    strict : bool
+        Whether the call asks for ``"ieee"`` under flags of torch that allow TF32. These are read
+        and never written: known contractions go through float64, with their gradients.
+    """
+    config.report_fallback(operator, why(reason, strict))
+    return _Wide() if strict and holds_tier(reason) else nullcontext()
+
+
+def holds_tier(reason: str) -> bool:
+    """Whether an explicit ``"ieee"`` holds for children that run for this reason."""
+    return reason != OTHER_CHILD
+
+
+def why(reason: str, strict: bool) -> str:
+    """`reason`, and the tier where it is not the call's."""
+    if not strict or holds_tier(reason):
+        return reason
+    return f"{reason}; at tf32, as torch's flags allow, and not at ieee"
+
+
+class _Wide(TorchFunctionMode):
+    """torch's contractions of float32 tensors go through float64."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func not in _CONTRACTIONS or args[0].dtype is not torch.float32:
+            return func(*args, **named)
+        wide = func(*map(_double, args), **{name: _double(named[name]) for name in named})
+        return wide.to(torch.float32)
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) else value
