@@ -32,6 +32,22 @@ void append(Op op, int32_t operand, DeviceProgram* bound) noexcept {
   bound->steps[bound->count++] = step;
 }
 
+Ending ending_of(const DeviceProgram& program) noexcept {
+  Ending ending;
+  int32_t last = program.count - 1;
+  if (last >= 1 && program.steps[last].operand < 0) {
+    const Step& step = program.steps[last];
+    const float constant = step.constants[0];
+    if (step.op == Op::kMul) ending.factor = constant;
+    if (step.op == Op::kAdd) ending.term = constant;
+    if (step.op == Op::kSub) ending.term = -constant;
+    if (step.op == Op::kMul || step.op == Op::kAdd || step.op == Op::kSub) --last;
+  }
+  if (last < 0 || program.steps[last].op != Op::kSigmoid) return {};
+  ending.first = last;
+  return ending;
+}
+
 bool bounds_of(const Step& step, float* lowest, float* highest) noexcept {
   *lowest = -std::numeric_limits<float>::infinity();
   *highest = std::numeric_limits<float>::infinity();

@@ -24,6 +24,18 @@ Status append(const Program& program, const Operand* operands, int32_t operand_c
 /// Whether the step is min(highest, max(lowest, v)), and these bounds.
 bool bounds_of(const Step& step, float* lowest, float* highest) noexcept;
 
+/// Steps at a program's end that a store may run on the values as they leave: from `first` on,
+/// v = sigmoid(v) * factor + term, whose one rounding is that of a step: one of the two is neutral.
+struct Ending {
+  int32_t first = kMaxDeviceSteps;  ///< no step: there is none
+  float factor = 1.f;
+  float term = -0.f;
+};
+
+/// The ending of a program that ends in a sigmoid, or in one and a product with or a sum with a
+/// constant.
+Ending ending_of(const DeviceProgram& program) noexcept;
+
 /// Appends one binary step that reads operand `operand`, an index into bound->operands.
 void append(Op op, int32_t operand, DeviceProgram* bound) noexcept;
 

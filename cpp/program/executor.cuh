@@ -248,13 +248,13 @@ __device__ __forceinline__ void apply_binary(float (&v)[Coordinates::kSize], con
 
 }  // namespace executor
 
-/// v = program(v) from step `first` on. The threads of a warp that call it are the same for every
-/// step.
+/// v = program(v) from step `first` on, before step `end`. The threads of a warp that call it are
+/// the same for every step.
 template <class Coordinates>
 __device__ __forceinline__ void execute(const DeviceProgram& program,
                                         float (&v)[Coordinates::kSize], const Coordinates& at,
-                                        int first = 0) {
-  const int count = program.count;
+                                        int first = 0, int end = kMaxDeviceSteps) {
+  const int count = min(program.count, end);
   Step next = program.steps[min(first, kMaxDeviceSteps - 1)];
 #pragma unroll 1
   for (int i = first; i < count; ++i) {

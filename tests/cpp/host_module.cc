@@ -17,7 +17,8 @@
 
 namespace py = pybind11;
 
-void add_images(py::module_& module);  // host_images.cc
+void add_images(py::module_& module);   // host_images.cc
+void add_program(py::module_& module);  // host_program.cc
 
 namespace {
 
@@ -161,6 +162,7 @@ void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 PYBIND11_MODULE(pycutfuse_host_tests, module) {
   add_images(module);
+  add_program(module);
   module.attr("MESSAGE_BYTES") = static_cast<int>(cutfuse::Status::kMessageBytes);
   module.def("checked_add", &result_or_none<cutfuse::checked_add>);
   module.def("checked_multiply", &result_or_none<cutfuse::checked_multiply>);

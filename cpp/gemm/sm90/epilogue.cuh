@@ -49,6 +49,7 @@ class ProgramEpilogue {
   struct Params : EpilogueArguments {
     CUtensorMap out_map;      ///< boxes of 16 rows x 64 bytes, 64-byte swizzle
     bool out_mapped = false;  ///< else stored from registers
+    Ending ending;            ///< of the program, that values run as they leave in boxes
     Images images;            ///< that rows are taken from
     ArrivingRows arriving;
   };
@@ -61,7 +62,7 @@ class ProgramEpilogue {
 
   template <class ProblemShape>
   static Params to_underlying_arguments(const ProblemShape&, const Arguments& args, void*) {
-    return {args, {}, false, {}, {}};
+    return {args, {}, false, {}, {}, {}};
   }
   template <class ProblemShape>
   static size_t get_workspace_size(const ProblemShape&, const Arguments&) {
@@ -150,7 +151,7 @@ class ProgramEpilogue {
       if (params_.b_words != nullptr && unscale(v, row_words, at)) repair(v, at, params_, lane);
     }
     auto* group_storage = &storage.warps[warp / 4 * 4];
-    execute(params_.program, v, at, step);
+    execute(params_.program, v, at, step, params_.ending.first);
     release();
     if constexpr (kNchw) {
       store_nchw<kTileN>(v, at, thread, params_.out, group_storage);
@@ -188,12 +189,21 @@ class ProgramEpilogue {
       }
     }
     auto& boxes = storage.warps[warp];
+    const auto finishing = [&](const auto& send) {
+      if (params_.ending.first < kMaxDeviceSteps) {
+        send(Ended{params_.ending});
+      } else {
+        send(Finished{});
+      }
+    };
     if (to_planes) {
     } else if (params_.row_partials != nullptr) {
       store_row_partials(v, at, int(cute::get<1>(block)), (at.columns + kTileN - 1) / kTileN,
                          params_.row_partials);
     } else if (params_.out_planes != 0) {
-      store_plane_boxes(v, at, lane, &params_.out_map, params_.out_planes, boxes);
+      finishing([&](const auto& finish) {
+        store_plane_boxes(v, at, lane, &params_.out_map, params_.out_planes, boxes, finish);
+      });
     } else if (!params_.out_mapped) {
       if (params_.out_pairs) {
         store_directly(v, at, params_.out, true);
@@ -201,9 +211,13 @@ class ProgramEpilogue {
         store_rows(v, at, lane, params_.out, boxes);
       }
     } else if (params_.out.dtype == DType::kFloat32) {
-      store_boxes(v, at, lane, &params_.out_map, int(cute::get<3>(block)), boxes);
+      finishing([&](const auto& finish) {
+        store_boxes(v, at, lane, &params_.out_map, int(cute::get<3>(block)), boxes, finish);
+      });
     } else {
-      store_narrow_boxes(v, at, lane, &params_.out_map, params_.out.dtype, boxes);
+      finishing([&](const auto& finish) {
+        store_narrow_boxes(v, at, lane, &params_.out_map, params_.out.dtype, boxes, finish);
+      });
     }
     if (!kMomentsFirst && params_.partials != nullptr && !exchanges) {
       store_moments<true>(v, at, thread, group_storage, params_.partials, params_.partial_count, 1);

@@ -82,6 +82,12 @@ class Sm90Gemm final : public Launcher {
         return status;
       }
     }
+    // What only stores to boxes do; what else reads results needs all of the program before.
+    const EpilogueArguments& epilogue = call.epilogue;
+    if (!kNchw && params.epilogue.out_mapped && epilogue.partials == nullptr &&
+        epilogue.row_partials == nullptr) {
+      params.epilogue.ending = ending_of(epilogue.program);
+    }
 
     if (call.blocks != 0) params.hw_info.sm_count = call.blocks;
     cudaLaunchAttribute attributes[3]{cluster_attribute()};

@@ -14,6 +14,8 @@
 #include "gemm/sm90/coordinates.cuh"
 #include "gemm/stage.cuh"
 #include "gemm/store.cuh"
+#include "program/device_program.h"
+#include "program/step_math.h"
 
 namespace cutfuse::gemm::sm90 {
 
@@ -52,6 +54,24 @@ CUTLASS_DEVICE int swizzled(int row, int word) {
 /// spilled, from tile to tile.
 CUTLASS_DEVICE void keep_here(int& lane) { asm volatile("" : "+r"(lane)); }
 
+/// Of values as they leave: nothing is left to be done.
+struct Finished {
+  template <int kCount>
+  CUTLASS_DEVICE void operator()(float (&)[kCount], int, int) const {}
+};
+
+/// Or the program's ending: its special functions go on while the boxes before are read.
+struct Ended {
+  const Ending& ending;
+  template <int kCount>
+  CUTLASS_DEVICE void operator()(float (&v)[kCount], int first, int count) const {
+    const float factor = ending.factor;
+    const float term = ending.term;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < count; ++i) v[first + i] = __fmaf_rn(sigmoid(v[first + i]), factor, term);
+  }
+};
+
 /// Waits until the box that `number` takes is free; calls fill(box); sends it.
 template <int kTileN, class Fill>
 CUTLASS_DEVICE void send_box(int number, int lane, const CUtensorMap* map, int column, int row,
@@ -70,13 +90,15 @@ CUTLASS_DEVICE void send_box(int number, int lane, const CUtensorMap* map, int c
 }
 
 /// fp32, 16 columns a box.
-template <int kTileN>
-CUTLASS_DEVICE void store_boxes(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
+template <int kTileN, class Finish>
+CUTLASS_DEVICE void store_boxes(float (&v)[AccumulatorCoordinates<kTileN>::kSize],
                                 const AccumulatorCoordinates<kTileN>& at, int lane,
-                                const CUtensorMap* map, int plane, WarpStorage<kTileN>& storage) {
+                                const CUtensorMap* map, int plane, WarpStorage<kTileN>& storage,
+                                const Finish& finish) {
   keep_here(lane);
   CUTLASS_PRAGMA_UNROLL
   for (int number = 0; number < kTileN / 16; ++number) {
+    finish(v, 8 * number, 8);
     const auto fill = [&](uint32_t* box) {
       CUTLASS_PRAGMA_UNROLL
       for (int half = 0; half < 2; ++half) {
@@ -93,14 +115,16 @@ CUTLASS_DEVICE void store_boxes(const float (&v)[AccumulatorCoordinates<kTileN>:
 }
 
 /// 16-bit values, 32 columns a box; pack(a, b) makes a word of two.
-template <int kTileN, class Pack>
-CUTLASS_DEVICE void store_packed_boxes(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
+template <int kTileN, class Finish, class Pack>
+CUTLASS_DEVICE void store_packed_boxes(float (&v)[AccumulatorCoordinates<kTileN>::kSize],
                                        const AccumulatorCoordinates<kTileN>& at, int lane,
                                        const CUtensorMap* map, int plane,
-                                       WarpStorage<kTileN>& storage, const Pack& pack) {
+                                       WarpStorage<kTileN>& storage, const Finish& finish,
+                                       const Pack& pack) {
   keep_here(lane);
   CUTLASS_PRAGMA_UNROLL
   for (int number = 0; number < kTileN / 32; ++number) {
+    finish(v, 16 * number, 16);
     const auto fill = [&](uint32_t* box) {
       CUTLASS_PRAGMA_UNROLL
       for (int quarter = 0; quarter < 4; ++quarter) {
@@ -116,32 +140,35 @@ CUTLASS_DEVICE void store_packed_boxes(const float (&v)[AccumulatorCoordinates<k
   }
 }
 
-template <int kTileN>
-CUTLASS_DEVICE void store_narrow_boxes(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
+template <int kTileN, class Finish>
+CUTLASS_DEVICE void store_narrow_boxes(float (&v)[AccumulatorCoordinates<kTileN>::kSize],
                                        const AccumulatorCoordinates<kTileN>& at, int lane,
                                        const CUtensorMap* map, DType dtype,
-                                       WarpStorage<kTileN>& storage) {
+                                       WarpStorage<kTileN>& storage, const Finish& finish) {
   if (dtype == DType::kFloat16) {
-    store_packed_boxes<kTileN>(v, at, lane, map, 0, storage,
+    store_packed_boxes<kTileN>(v, at, lane, map, 0, storage, finish,
                                [](float a, float b) { return pack_pair(a, b, DType::kFloat16); });
   } else {
-    store_packed_boxes<kTileN>(v, at, lane, map, 0, storage,
+    store_packed_boxes<kTileN>(v, at, lane, map, 0, storage, finish,
                                [](float a, float b) { return pack_pair(a, b, DType::kBFloat16); });
   }
 }
 
 /// Bounded values as fp16 planes at kBoundedExponent: what the next contraction reads.
-template <int kTileN>
+template <int kTileN, class Finish>
 CUTLASS_DEVICE void store_plane_boxes(float (&v)[AccumulatorCoordinates<kTileN>::kSize],
                                       const AccumulatorCoordinates<kTileN>& at, int lane,
                                       const CUtensorMap* map, int planes,
-                                      WarpStorage<kTileN>& storage) {
-  CUTLASS_PRAGMA_UNROLL
-  for (float& value : v) value *= 1 << kBoundedExponent;
-  store_packed_boxes<kTileN>(v, at, lane, map, 0, storage,
+                                      WarpStorage<kTileN>& storage, const Finish& finish) {
+  const auto scale = [&](auto& values, int first, int count) {
+    finish(values, first, count);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < count; ++i) values[first + i] *= 1 << kBoundedExponent;
+  };
+  store_packed_boxes<kTileN>(v, at, lane, map, 0, storage, scale,
                              [](float a, float b) { return pack_pair(a, b, DType::kFloat16); });
   if (planes == 2) {
-    store_packed_boxes<kTileN>(v, at, lane, map, 1, storage, [](float a, float b) {
+    store_packed_boxes<kTileN>(v, at, lane, map, 1, storage, Finished{}, [](float a, float b) {
       const float2 hi = unpack_pair(pack_pair(a, b, DType::kFloat16), DType::kFloat16);
       return pack_pair(a - hi.x, b - hi.y, DType::kFloat16);
     });
