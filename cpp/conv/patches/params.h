@@ -22,7 +22,8 @@ inline constexpr int32_t kGroups = 3;      // warpgroups of a block, each with t
 inline constexpr int32_t kPixels = 64;     // of a tile
 inline constexpr int32_t kSlab = 64;       // terms of a sum whose weights lie together
 inline constexpr int32_t kRowBytes = 128;  // of a row of a slab's plane, swizzled by those
-inline constexpr int32_t kShort = 128;     // terms: shorter sums are promoted more often
+// Terms: shorter sums are promoted every 16 terms, every 32, and longer ones every 64.
+inline constexpr int32_t kShort = 128, kMiddling = 256;
 
 /// Of a tile, or from one to another.
 struct Position {

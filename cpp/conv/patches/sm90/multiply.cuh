@@ -119,10 +119,12 @@ class Multiplier {
   CUTLASS_DEVICE Multiplier(const Pixels& pixels, float scale, uint32_t weights, int terms)
       : pixels_(pixels), scale_(scale), weights_(weights), chunks_((terms + kChunk - 1) / kChunk) {}
 
-  /// Two planes' sums are promoted from the tensor cores' accumulator every kOnce instructions of
-  /// each product, of 16 terms. One set of registers is multiplied while the other is filled.
-  template <int kOnce>
+  /// Two planes' sums are promoted from the tensor cores' accumulator every kTerms terms. One set
+  /// of registers is multiplied while the other is filled.
+  template <int kTerms>
   CUTLASS_DEVICE void run(float promotion, float (&sum)[kN / 2]) {
+    constexpr bool kTwo = kTerms == 2 * kChunk;
+    static_assert(kTwo || (kPlanes == 2 && kChunk % kTerms == 0));
     clear(sum);
     clear(partial_);
     Planes<kPlanes> even, odd;
@@ -130,9 +132,13 @@ class Multiplier {
     fill(0, even);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int chunk = 0; chunk < chunks_; chunk += 2) {
-      step<kOnce>(chunk, even, odd, promotion, sum);
-      if (chunk + 1 == chunks_) break;
-      step<kOnce>(chunk + 1, odd, even, promotion, sum);
+      if constexpr (kTwo) {
+        two_chunks(chunk, even, odd, promotion, sum);
+      } else {
+        one_chunk<kTerms / 16>(chunk, even, odd, promotion, sum);
+        if (chunk + 1 == chunks_) break;
+        one_chunk<kTerms / 16>(chunk + 1, odd, even, promotion, sum);
+      }
     }
     if constexpr (kPlanes == 1) copy(partial_, sum);
   }
@@ -167,36 +173,59 @@ class Multiplier {
     a.split(x, scale_);
   }
 
+  /// Begins to multiply kOnce steps from `first` on, which are added to partial_ unless `anew`.
   template <int kOnce>
-  CUTLASS_DEVICE void step(int chunk, Planes<kPlanes>& a, Planes<kPlanes>& next, float promotion,
-                           float (&sum)[kN / 2]) {
-    const uint32_t weights = weights_of(chunk);
+  CUTLASS_DEVICE void begin(int chunk, Planes<kPlanes>& a, int first, bool anew) {
+    fence(a);
+    cute::warpgroup_arrive();
+    multiply<kOnce>(a, first, weights_of(chunk), anew);
+    cute::warpgroup_commit_batch();
+  }
+
+  CUTLASS_DEVICE void fill_next(int chunk, Planes<kPlanes>& next) {
+    fill(chunk + 1, next);
+    fence(next);  // here, and not after the wait
+  }
+
+  template <int kOnce>
+  CUTLASS_DEVICE void one_chunk(int chunk, Planes<kPlanes>& a, Planes<kPlanes>& next,
+                                float promotion, float (&sum)[kN / 2]) {
     CUTLASS_PRAGMA_UNROLL
     for (int first = 0; first < kSteps; first += kOnce) {
       fence(partial_);
-      fence(a);
-      cute::warpgroup_arrive();
-      multiply<kOnce>(a, first, weights);
-      cute::warpgroup_commit_batch();
-      if (first == 0) {
-        fill(chunk + 1, next);
-        fence(next);  // here, and not after the wait
-      }
+      begin<kOnce>(chunk, a, first, true);
+      if (first == 0) fill_next(chunk, next);
       cute::warpgroup_wait<0>();
       fence(partial_);
       fence(a);  // until here they were read
-      if constexpr (kPlanes == 2) promote(promotion, sum);
+      promote(promotion, sum);
     }
   }
 
-  /// kOnce steps from `first`. Small products first: the accumulator truncates at the size of what
-  /// it already holds.
+  CUTLASS_DEVICE void two_chunks(int chunk, Planes<kPlanes>& even, Planes<kPlanes>& odd,
+                                 float promotion, float (&sum)[kN / 2]) {
+    fence(partial_);
+    begin<kSteps>(chunk, even, 0, kPlanes == 2);
+    fill_next(chunk, odd);
+    if (chunk + 1 < chunks_) {
+      begin<kSteps>(chunk + 1, odd, 0, false);
+      cute::warpgroup_wait<1>();
+      fence(even);
+      fill_next(chunk + 1, even);
+    }
+    cute::warpgroup_wait<0>();
+    fence(partial_);
+    fence(odd);
+    if constexpr (kPlanes == 2) promote(promotion, sum);
+  }
+
+  /// Small products first: the accumulator truncates at the size of what it already holds.
   template <int kOnce>
-  CUTLASS_DEVICE void multiply(const Planes<kPlanes>& a, int first, uint32_t weights) {
+  CUTLASS_DEVICE void multiply(const Planes<kPlanes>& a, int first, uint32_t weights, bool anew) {
     if constexpr (kPlanes == 2) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = first; i < first + kOnce; ++i) {
-        Product::run(partial_, a.of[1][i], weights + 2 * i, i > first);
+        Product::run(partial_, a.of[1][i], weights + 2 * i, !anew || i > first);
       }
       CUTLASS_PRAGMA_UNROLL
       for (int i = first; i < first + kOnce; ++i) {
