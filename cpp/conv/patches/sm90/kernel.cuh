@@ -124,7 +124,7 @@ class Walk {
         shared_address(patch_) + 4 * (down * g.stride_h * g.box_w + right * g.stride_w + g.early);
     pixels.second = 4 * (g.block_w() > 8 ? 8 * g.stride_w : g.stride_h * g.box_w);
     asm volatile("" : "+r"(pixels.first));  // else it is computed again for every chunk
-    begin_apart();
+    if constexpr (kPlanes == 2) begin_apart();
     for (uint32_t phase = 0; tile_.image < g.batch; phase ^= 1) {
       float sum[kN / 2];
       Barrier::wait(full_, phase);

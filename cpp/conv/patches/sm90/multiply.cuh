@@ -216,7 +216,8 @@ class Multiplier {
     cute::warpgroup_wait<0>();
     fence(partial_);
     fence(odd);
-    if constexpr (kPlanes == 2) promote(promotion, sum);
+    // Truncation takes 1.5 to 1.9 times 2^-23 off sums of one sign, as of the GEMM's k-tiles.
+    if constexpr (kPlanes == 2) promote(chunk % 4 == 0 ? promotion : 2.f * promotion - 1.f, sum);
   }
 
   /// Small products first: the accumulator truncates at the size of what it already holds.
