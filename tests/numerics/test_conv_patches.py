@@ -88,6 +88,19 @@ def test_accuracy(draw: str, case: ConvCase, policy, fused: None) -> None:
     )
 
 
+# More than 16 tiles of each of an H200's 396 warpgroups: sums are promoted more seldom.
+MANY = [
+    ConvCase(3, 96, (11, 11), (224, 224), 120, stride=4, padding=2),
+    ConvCase(32, 64, (3, 3), (128, 128), 28, transposed=True, bias=False),
+]
+
+
+@pytest.mark.parametrize("draw", ["rand", "randn", "lognormal"])
+@pytest.mark.parametrize("case", MANY, ids=str)
+def test_accuracy_of_many_tiles(draw: str, case: ConvCase, policy, fused: None) -> None:
+    test_accuracy(draw, case, policy, fused)
+
+
 @pytest.mark.parametrize("scale", [2.0**-118, 2.0**-60, 2.0**60, 2.0**118])
 def test_any_range(scale: float, policy, fused: None) -> None:
     """Also of images that differ: each tile has a scale of its own."""

@@ -22,7 +22,8 @@ inline constexpr int32_t kGroups = 3;      // warpgroups of a block, each with t
 inline constexpr int32_t kPixels = 64;     // of a tile
 inline constexpr int32_t kSlab = 64;       // terms of a sum whose weights lie together
 inline constexpr int32_t kRowBytes = 128;  // of a row of a slab's plane, swizzled by those
-// Terms: shorter sums are promoted every 16 terms, every 32, and longer ones every 64.
+// Terms: shorter sums are promoted every 16 terms, and every 32; longer ones of many tiles
+// every 64.
 inline constexpr int32_t kShort = 128, kMiddling = 256;
 
 /// Of a tile, or from one to another.
@@ -51,6 +52,8 @@ struct Geometry {
     const int32_t line = tile / blocks_w, image = line / blocks_h;
     return {image, line - image * blocks_h, tile - line * blocks_w};
   }
+  /// Of a warpgroup. PyTorch splits the sums of few pixels, and is more accurate than of many.
+  constexpr bool many_tiles() const { return tiles >= 16 * kGroups * blocks; }
   constexpr int32_t block_w() const { return 1 << block_w_log; }
   constexpr int32_t block_h() const { return kPixels >> block_w_log; }
   constexpr int32_t out_pixels() const { return out_height * out_width; }

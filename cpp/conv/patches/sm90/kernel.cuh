@@ -138,7 +138,7 @@ class Walk {
         multiplier.template run<64>(1.f, sum);
       } else if (g.terms < kShort) {
         multiplier.template run<16>(1.f, sum);
-      } else if (g.terms < kMiddling) {
+      } else if (g.terms < kMiddling || !g.many_tiles()) {
         multiplier.template run<32>(p_.promotion, sum);
       } else {
         multiplier.template run<64>(p_.promotion, sum);
@@ -158,9 +158,8 @@ class Walk {
   /// Warpgroups that begin together stay in step, and multiply and store at the same times: of many
   /// tiles that is 2 % slower (founding conv2d at ieee; H200).
   CUTLASS_DEVICE void begin_apart() const {
-    constexpr int kMany = 16;
     constexpr int64_t kCycles = 4000;
-    if (p_.g.tiles < kMany * kGroups * p_.g.blocks) return;
+    if (!p_.g.many_tiles()) return;
     const int64_t until = clock64() + kCycles * group_;
     while (clock64() < until) {
     }
