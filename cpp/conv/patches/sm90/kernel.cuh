@@ -122,7 +122,8 @@ class Walk {
     const int32_t down = row >> g.block_w_log, right = row & (g.block_w() - 1);
     pixels.first =
         shared_address(patch_) + 4 * (down * g.stride_h * g.box_w + right * g.stride_w + g.early);
-    pixels.second = 4 * (g.block_w() > 8 ? 8 * g.stride_w : g.stride_h * g.box_w);
+    const uint32_t second = 4 * (g.block_w() > 8 ? 8 * g.stride_w : g.stride_h * g.box_w);
+    pixels.second = __shfl_sync(0xffffffffu, second, 0);  // so a load's uniform offset: no addition
     asm volatile("" : "+r"(pixels.first));  // else it is computed again for every chunk
     if constexpr (kPlanes == 2) begin_apart();
     for (uint32_t phase = 0; tile_.image < g.batch; phase ^= 1) {
