@@ -53,7 +53,8 @@ class _Wide(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = dict(kwargs or {})
-        if func not in _CONTRACTIONS or args[0].dtype is not torch.float32:
+        first = args[0] if args else named.get("input")
+        if func not in _CONTRACTIONS or getattr(first, "dtype", None) is not torch.float32:
             return func(*args, **named)
         wide = func(*map(_double, args), **{name: _double(named[name]) for name in named})
         return wide.to(torch.float32)

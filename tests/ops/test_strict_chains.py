@@ -46,9 +46,9 @@ def contracted(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     for name in ("linear", "conv2d", "conv_transpose2d"):
         original = getattr(F, name)
 
-        def noted(x: Tensor, *rest: Any, _original: Any = original) -> Tensor:
-            seen.append(x.dtype)
-            return _original(x, *rest)
+        def noted(input: Tensor, *rest: Any, _original: Any = original, **named: Any) -> Tensor:
+            seen.append(input.dtype)
+            return _original(input, *rest, **named)
 
         monkeypatch.setattr(F, name, noted)
     return seen
@@ -127,6 +127,24 @@ def test_a_scale_that_no_kernel_takes(contracted: list) -> None:
     assert products.dtypes == [torch.float64]
     wide = layer.to_torch().double()(input_of("conv norm").double())
     torch.testing.assert_close(result, wide.float())
+
+
+class Named(nn.Module):
+    """A step that gives its arguments by name, and one that is not of float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = F.linear(input=x.half(), weight=torch.eye(6).half())
+        return F.linear(input=x, weight=torch.eye(6)) + half
+
+
+def test_a_step_of_the_users(contracted: list) -> None:
+    layer, x = MODULES["linear"]("ieee"), draw(4, 6)
+    ((name, _),) = layer.epilogue.named_children()
+    setattr(layer.epilogue, name, Named())
+    with Products() as products:
+        result = layer(x)
+    assert products.dtypes == [torch.float64, torch.float16, torch.float64]
+    assert result.dtype is torch.float32
 
 
 class Another(nn.Linear):
