@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from pycutfuse import config
 from pycutfuse.geometry import Geometry, conv2d_geometry, conv_transpose2d_geometry
 from pycutfuse.nn._conv_base import PaddingMode, Size, TorchConv, pad_input
-from pycutfuse.ops import _gate
+from pycutfuse.ops import _children, _gate
 from pycutfuse.ops._conv import run
-from pycutfuse.ops._conv_call import Call, report_children
+from pycutfuse.ops._conv_call import Call, is_strict
 from pycutfuse.program import Program, check_program
 
 
@@ -126,7 +126,7 @@ class Conv2d(TorchConv, nn.Conv2d):
         return run(self.run_arguments(input), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
-        with report_children("conv2d", reason, x, self.precision):
+        with _children.report("conv2d", reason, x, self.precision, is_strict):
             value = nn.Conv2d._conv_forward(self, x, self.weight, self.bias)
             result: Tensor = self.epilogue(value)
             return result
@@ -275,7 +275,7 @@ class ConvTranspose2d(TorchConv, nn.ConvTranspose2d):
     def _chain(self, x: Tensor, output_size: Sequence[int] | None, reason: str) -> Tensor:
         extra = self.output_padding if output_size is None else self._extra(x, output_size)
         given: Any = (self.stride, self.padding, extra, self.groups, self.dilation)
-        with report_children("conv_transpose2d", reason, x, self.precision):
+        with _children.report("conv_transpose2d", reason, x, self.precision, is_strict):
             result: Tensor = self.epilogue(F.conv_transpose2d(x, self.weight, self.bias, *given))
             return result
 

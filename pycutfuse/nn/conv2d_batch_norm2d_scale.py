@@ -11,10 +11,9 @@ from pycutfuse.geometry import Geometry, conv2d_geometry, output_shape
 from pycutfuse.nn._base import check_source
 from pycutfuse.nn._conv_base import PackedModule, PaddingMode, pad_input, settings_of
 from pycutfuse.nn._epilogue import Epilogue, has_global_hooks, has_hooks
-from pycutfuse.ops import _gate
-from pycutfuse.ops._children import OTHER_CHILD
+from pycutfuse.ops import _children, _gate
 from pycutfuse.ops._conv_batch_norm import run
-from pycutfuse.ops._conv_call import BATCH_NORM, Call, Norm, check_one_value, report_children
+from pycutfuse.ops._conv_call import BATCH_NORM, Call, Norm, check_one_value, is_strict
 from pycutfuse.ops._linear_batch_norm import encode_momentum
 from pycutfuse.program import EMPTY, Encoded, Program, check_program, encode, mul
 
@@ -147,7 +146,7 @@ class Conv2dBatchNorm2dScale(PackedModule):
         children: Any = self._modules
         conv, bn = children["conv"], children["bn"]
         if type(conv) is not nn.Conv2d or type(bn) is not nn.BatchNorm2d:
-            return OTHER_CHILD
+            return _children.OTHER_CHILD
         tracked = bn._buffers
         if len(conv._parameters) != 2 or len(bn._parameters) != 2 or len(tracked) != 3:
             return "a child whose parameters were moved"  # by FSDP or old weight_norm
@@ -245,7 +244,7 @@ class Conv2dBatchNorm2dScale(PackedModule):
         if plain and isinstance(bn, _BatchNorm) and x.dim() == 4:
             shape = output_shape(x, conv.weight, conv.bias, self._make_geometry())
             check_one_value(shape, bn.training)
-        with report_children(BATCH_NORM, reason, x, self.precision):
+        with _children.report(BATCH_NORM, reason, x, self.precision, is_strict):
             value: Tensor = self.epilogue(bn(conv(x)) * self.scaling_factor)
             return value
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from pycutfuse import config
 from pycutfuse.nn._base import FusedModule, check_source
 from pycutfuse.nn._epilogue import Epilogue, has_hooks
-from pycutfuse.ops._contraction import report_children
+from pycutfuse.ops import _children
+from pycutfuse.ops._contraction import is_strict
 from pycutfuse.ops._linear import NAME, run
 from pycutfuse.program import MAX_STEPS, Encoded, Program, check_program
 
@@ -153,7 +154,7 @@ class Linear(FusedModule, nn.Linear):
         return self._run(*self.run_arguments(input), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
-        with report_children(self._name, reason, x, self.precision):
+        with _children.report(self._name, reason, x, self.precision, is_strict):
             return self._plain(x)
 
     def _plain(self, x: Tensor) -> Tensor:

@@ -10,9 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pycutfuse import config
 from pycutfuse.nn._base import FusedModule, check_source
 from pycutfuse.nn._epilogue import Epilogue, has_global_hooks, has_hooks
-from pycutfuse.ops import _gate
-from pycutfuse.ops._children import OTHER_CHILD
-from pycutfuse.ops._contraction import report_children
+from pycutfuse.ops import _children, _gate
+from pycutfuse.ops._contraction import is_strict
 from pycutfuse.ops._linear_batch_norm import encode_momentum, run
 from pycutfuse.ops._linear_batch_norm_planned import record
 from pycutfuse.ops._linear_batch_norm_raw import NAME, Call
@@ -121,7 +120,7 @@ class LinearScaleBatchNorm1d(FusedModule):
         children: Any = self._modules
         gemm, bn = children["gemm"], children["bn"]
         if type(gemm) is not nn.Linear or type(bn) is not nn.BatchNorm1d:
-            return OTHER_CHILD
+            return _children.OTHER_CHILD
         tracked = bn._buffers
         if len(gemm._parameters) != 2 or len(bn._parameters) != 2 or len(tracked) != 3:
             return "a child whose parameters were moved"  # by FSDP or old weight_norm
@@ -256,7 +255,7 @@ class LinearScaleBatchNorm1d(FusedModule):
         bn = self.bn
         if x.dim() == 2 and isinstance(bn, _BatchNorm):
             _gate.check_one_sample(x.shape[0], bn.num_features, bn.training)
-        with report_children(NAME, reason, x, self.precision):
+        with _children.report(NAME, reason, x, self.precision, is_strict):
             value: Tensor = self.epilogue(self.bn(self.gemm(x) * self.scale))
             return value
 

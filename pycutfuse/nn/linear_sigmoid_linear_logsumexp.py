@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from pycutfuse import config
 from pycutfuse.nn._base import FusedModule, check_source
 from pycutfuse.nn._epilogue import has_global_hooks, has_hooks
-from pycutfuse.ops import _frozen, _gate
+from pycutfuse.ops import _children, _frozen, _gate
 from pycutfuse.ops._chain import NAME, Call, ChainMemo, Layer, run
-from pycutfuse.ops._children import OTHER_CHILD
-from pycutfuse.ops._contraction import report_children
+from pycutfuse.ops._contraction import is_strict
 from pycutfuse.program import EMPTY, encode, sigmoid
 
 
@@ -128,7 +127,7 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
         children: Any = self._modules
         for child in (children["linear1"], children["linear2"]):
             if type(child) is not nn.Linear:
-                return OTHER_CHILD
+                return _children.OTHER_CHILD
             if len(child._parameters) != 2:
                 return "a child whose parameters were moved"  # by FSDP or old weight_norm
             if has_hooks(child):
@@ -200,7 +199,7 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
         return run(self.call_arguments(x), self._memo)
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
-        with report_children(NAME, reason, x, self.precision):
+        with _children.report(NAME, reason, x, self.precision, is_strict):
             return _forward(self, x)
 
     @classmethod

@@ -1,6 +1,6 @@
 """Children of a module that run one after the other, at the tier that its call asks for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,15 +17,30 @@ OTHER_CHILD = "a child of another type, or with a parametrization"
 _CONTRACTIONS = (F.linear, F.conv2d, F.conv_transpose2d)
 
 
-def report(operator: str, reason: str, strict: bool) -> AbstractContextManager[object]:
-    """Report that children run, and return the context in which they are to.
+def asks_more(x: Tensor, precision: str | None, is_strict: Callable[[Tensor, str], bool]) -> bool:
+    """Whether a module's call asks for more than torch's flags allow.
 
     Parameters
     ----------
-    strict : bool
-        Whether the call asks for ``"ieee"`` under flags of torch that allow TF32. These are read
-        and never written: known contractions go through float64, with their gradients.
+    is_strict : callable
+        `_contraction.is_strict`, or that of convolutions in `_conv_call`.
     """
+    return isinstance(x, Tensor) and is_strict(x, precision or config.current_precision())
+
+
+def report(
+    operator: str,
+    reason: str,
+    x: Tensor,
+    precision: str | None,
+    is_strict: Callable[[Tensor, str], bool],
+) -> AbstractContextManager[object]:
+    """Report that children run, and return the context in which they are to.
+
+    torch's flags are read and never written: of a call that `asks_more` known contractions go
+    through float64, with their gradients.
+    """
+    strict = asks_more(x, precision, is_strict)
     config.report_fallback(operator, why(reason, strict))
     return _Wide() if strict and holds_tier(reason) else nullcontext()
 
@@ -36,7 +51,7 @@ def holds_tier(reason: str) -> bool:
 
 
 def why(reason: str, strict: bool) -> str:
-    """`reason`, and the tier where it is not the call's."""
+    """`reason`, and the tier where it is not the call's; `strict` as `asks_more` says."""
     if not strict or holds_tier(reason):
         return reason
     return f"{reason}; at tf32, as torch's flags allow, and not at ieee"

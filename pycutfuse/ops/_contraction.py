@@ -1,13 +1,11 @@
 """x @ weight.T at a tier, where torch's chain or a backward needs one."""
 
-from contextlib import AbstractContextManager
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pycutfuse import config
-from pycutfuse.ops import _children, _gate, _launch
+from pycutfuse.ops import _gate, _launch
 from pycutfuse.program import EMPTY
 
 
@@ -17,18 +15,6 @@ def is_strict(x: Tensor, precision: str) -> bool:
     So an explicit ``"ieee"`` under flags that allow TF32, which are read and never written.
     """
     return _gate.asks_ieee(x, precision) and config.torch_tier() != "ieee"
-
-
-def asks_more(x: Tensor, precision: str | None) -> bool:
-    """`is_strict` of a module's call."""
-    return isinstance(x, Tensor) and is_strict(x, precision or config.current_precision())
-
-
-def report_children(
-    operator: str, reason: str, x: Tensor, precision: str | None
-) -> AbstractContextManager[object]:
-    """As `_children.report`, of linear layers."""
-    return _children.report(operator, reason, asks_more(x, precision))
 
 
 def torch_linear(x: Tensor, weight: Tensor, precision: str) -> Tensor:

@@ -4,7 +4,6 @@ Both raw operators, with and without batch norm, read it; ``norm`` is None for t
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from pycutfuse import config, reference
 from pycutfuse.geometry import Geometry, operator_of, output_shape
-from pycutfuse.ops import _children, _gate
+from pycutfuse.ops import _gate
 from pycutfuse.program import EMPTY, OPS, Encoded
 
 BATCH_NORM = "conv2d_batch_norm"
@@ -155,18 +154,6 @@ def is_recorded(call: Call) -> bool:
 def is_strict(x: Tensor, precision: str) -> bool:
     """As `_contraction.is_strict`, of convolutions."""
     return _gate.asks_ieee(x, precision) and config.torch_conv_tier() != "ieee"
-
-
-def asks_more(x: Tensor, precision: str | None) -> bool:
-    """`is_strict` of a module's call."""
-    return isinstance(x, Tensor) and is_strict(x, precision or config.current_precision())
-
-
-def report_children(
-    operator: str, reason: str, x: Tensor, precision: str | None
-) -> AbstractContextManager[object]:
-    """As `_children.report`, of convolutions."""
-    return _children.report(operator, reason, asks_more(x, precision))
 
 
 def by_chain(call: Call) -> Tensor:

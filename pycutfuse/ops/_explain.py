@@ -10,7 +10,7 @@ from torch import Tensor
 from pycutfuse import config, support
 from pycutfuse.ops import _children, _gate, _launch, _linear, _logsumexp, _vjp
 from pycutfuse.ops import _linear_batch_norm_raw as raw
-from pycutfuse.ops._contraction import asks_more
+from pycutfuse.ops._contraction import is_strict
 from pycutfuse.program import Encoded, describe
 
 RANGE_NOTE = (
@@ -139,11 +139,12 @@ def explain_linear(
 
 def explain_chain(operator: str, reason: str, x: Tensor, precision: str | None) -> Explanation:
     """Explain a module whose children run one after the other."""
-    return of_children(operator, reason, asks_more(x, precision), _tier(x, config.DEFAULT))
+    strict = _children.asks_more(x, precision, is_strict)
+    return of_children(operator, reason, strict, _tier(x, config.DEFAULT))
 
 
 def of_children(operator: str, reason: str, strict: bool, torchs: str) -> Explanation:
-    """Explain children that run; `strict` as of `_children.report`; `torchs`: torch's tier."""
+    """Explain children that run; `strict` as of `_children.asks_more`; `torchs`: torch's tier."""
     tier = "ieee" if strict and _children.holds_tier(reason) else torchs
     return Explanation(operator, "fallback", _children.why(reason, strict), tier, CHILDREN)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pycutfuse import config
-from pycutfuse.ops import _conv_call, _conv_launch, _gate, _vjp
+from pycutfuse.ops import _children, _conv_call, _conv_launch, _gate, _vjp
 from pycutfuse.ops._conv import autocasts
 from pycutfuse.ops._conv_call import Call, with_bias
 from pycutfuse.ops._explain import Explanation, detour_of, of_children
@@ -70,5 +70,5 @@ def of_recipe(call: Call, tier: str, text: str) -> Explanation:
 
 def explain_chain(operator: str, reason: str, x: Tensor, precision: str | None) -> Explanation:
     """Explain a module whose children run one after the other."""
-    strict = _conv_call.asks_more(x, precision)
+    strict = _children.asks_more(x, precision, _conv_call.is_strict)
     return of_children(operator, reason, strict, resolved_tier(x, config.DEFAULT))

@@ -52,7 +52,8 @@ struct Geometry {
     const int32_t line = tile / blocks_w, image = line / blocks_h;
     return {image, line - image * blocks_h, tile - line * blocks_w};
   }
-  /// Of a warpgroup. PyTorch splits the sums of few pixels, and is more accurate than of many.
+  /// Of a warpgroup. Of few PyTorch's error may be smaller: 2.8e-7 of 288 lognormal terms, where
+  /// sums promoted every 64 had 5.0e-7 (H200).
   constexpr bool many_tiles() const { return tiles >= 16 * kGroups * blocks; }
   constexpr int32_t block_w() const { return 1 << block_w_log; }
   constexpr int32_t block_h() const { return kPixels >> block_w_log; }
