@@ -47,7 +47,7 @@ class Producer {
   Control& control_;
   int thread_;
   int threads_;            // that convert
-  int32_t exponent_ = 13;  // good for magnitudes up to 4
+  int32_t exponent_ = kPlanes == 2 ? 10 : 7;  // at first, of largest ones from 0.25, 0.125 on
   bool finite_ = true;     // the patch before, as far as is known
 
   /// Whether the largest magnitude written is below infinity and above what keeps small values
