@@ -62,6 +62,15 @@ More more_of(const FusedConvProblem& problem, const shift::Geometry& g) {
   return more;
 }
 
+/// What steps between pixels cost at ieee: medians of 169 launches on an H100 and an H200.
+double strided(const FusedConvProblem& problem) {
+  const ConvProblem& p = problem.conv;
+  const bool steps = p.stride_h > 1 || p.stride_w > 1;
+  const bool apart = p.kernel_h <= p.stride_h && p.kernel_w <= p.stride_w;
+  const bool measured = planes_of(p) == 2 && p.groups == 1 && !p.transposed;
+  return !measured || problem.channels_last || !steps ? 1.0 : apart ? 1.2 : 1.1;
+}
+
 /// Of fp32 NCHW in one group by one plane, with packing. Least squares over 458 launches of 166
 /// problems, by graph replay from a cold L2 on an H100 and an H200, median error 7 %; and 4 us, as
 /// much as conv/eager.cc says too much of PyTorch's shortest. What it chooses takes 1.03 of the
@@ -122,7 +131,7 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const bool grouped = problem.conv.groups > 1;
   // Pixels of channels_last whose channels leave in smaller pieces.
   const bool pieces = problem.channels_last && (grouped || problem.conv.out_channels % 4 != 0);
-  const double ragged = pieces ? 1.1 : 1.0;
+  const double ragged = (pieces ? 1.1 : 1.0) * strided(problem);
   if (two && !shift::in_parts(policy.tile_n, policy.planes) &&
       layout.steps_at_once == shift::kSlabSteps) {
     // From 1,039 launches of 32 problems on an H100; what it chooses takes 1.02 of the shortest.
