@@ -171,7 +171,7 @@ double in_sequence(const Work& w) {
   const double steps = double(p.kernel_h) * double(p.kernel_w) * ceil_div(w.channels, 32.0);
   const double step = w.ieee() && w.channels >= 12.0 && !fours ? 1.0
                       : p.out_channels < 48                    ? 0.12
-                      : w.channels < 2.0                       ? 0.1
+                      : w.channels < 2.0 && blocks <= 40.0     ? 0.1
                       : w.channels < 3.0                       ? 0.2
                       : fours                                  ? 0.3
                       : w.ieee()                               ? 0.4
