@@ -234,8 +234,8 @@ class ProgramEpilogue {
 };
 
 /// The staged operands change hands by named barriers: to each consumer warpgroup by one of its
-/// own, from both to the producer's epilogue warp, the stager, by one. By an mbarrier instead it was
-/// 1.0 to 1.5 us a tile slower for what is staged and 4 % of everything for what is read; H200.
+/// own, from both to the producer's epilogue warp, the stager, by one. By an mbarrier instead it
+/// was 1.0 to 1.5 us a tile slower for what is staged and 4 % of everything for what is read; H200.
 struct Staging {
   static constexpr int kGroups = 2;
   static constexpr int kStager = cutlass::NumThreadsPerWarp;

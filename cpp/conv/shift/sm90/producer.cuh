@@ -46,9 +46,9 @@ class Producer {
   char* shared_;
   Control& control_;
   int thread_;
-  int threads_;            // that convert
+  int threads_;                               // that convert
   int32_t exponent_ = kPlanes == 2 ? 10 : 7;  // at first, of largest ones from 0.25, 0.125 on
-  bool finite_ = true;     // the patch before, as far as is known
+  bool finite_ = true;                        // the patch before, as far as is known
 
   /// Whether the largest magnitude written is below infinity and above what keeps small values
   /// apart from zero.
