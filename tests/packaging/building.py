@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -17,7 +18,11 @@ NVCC = shutil.which("nvcc") or (
 def environment_without_nvcc(folder: Path) -> dict[str, str]:
     """An environment whose PATH has what a build without kernels needs, and no nvcc."""
     folder.mkdir()
-    for tool in ("cmake", "ninja", "g++", "c++", "cc", "gcc", "as", "ld", "ar", "sh", "uname"):
+    tools = {"cmake", "ninja", "g++", "c++", "cc", "gcc", "as", "ld", "ar", "sh", "uname"}
+    # Those that this Python was built with, which the build looks for.
+    for name in ("CC", "CXX"):
+        tools.add(Path((sysconfig.get_config_var(name) or "c++").split()[0]).name)
+    for tool in tools:
         found = shutil.which(tool)
         if found:
             (folder / tool).symlink_to(found)
