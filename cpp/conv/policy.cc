@@ -87,8 +87,9 @@ double estimate_plain(const FusedConvProblem& problem, const shift::Layout& layo
       reading + (tile_n <= 128 ? 1.0e-3 : 6.9e-4) * cycles + (pieces ? 7.8e-4 : 1.16e-3) * stored;
   double factor = !weights_stay(g) ? 1.06 : tile_n == 256 ? 0.9 : 1.0;
   if (!pieces && tiles >= 12.0) factor *= 0.87;
+  const double rows = double(p.height) * std::min(1.0, double(p.kernel_h) / double(p.stride_h));
   const double bytes = 4.0 * double(p.batch) *
-                       (passes * double(p.channels) * double(p.height) * double(p.width) +
+                       (passes * double(p.channels) * rows * double(p.width) +
                         double(p.out_channels) * double(p.out_height) * double(p.out_width));
   return 13.5 + std::max(tiles * tile * factor, bytes / 2.9e6);
 }
