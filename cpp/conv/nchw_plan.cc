@@ -33,8 +33,10 @@ Status as_images(const FusedConvProblem& problem, Images* images, FusedProblem* 
   // The copy engine's strides are multiples of 16 bytes, and a linear layer's rows of 8 elements.
   const int64_t pixels = p.height * p.width;
   CUTFUSE_CHECK(
-      pixels % 4 == 0 && (is_ieee(p) || p.channels % 8 == 0), Code::kNotSupported,
-      "%s: planes are read as they are if pixels are a multiple of 4 and, at tf32, channels of 8",
+      is_ieee(p) ? pixels % 4 == 0 || p.channels % 4 == 0 : p.channels % 8 == 0,
+      Code::kNotSupported,
+      "%s: planes are read as they are if pixels or channels are a multiple of 4 or, at tf32, "
+      "channels of 8",
       to_string(p).c_str());
   const double rows = double(p.batch) * (double(pixels) + gemm::kPixelGroup);
   CUTFUSE_CHECK(rows < 0x1p30, Code::kNotSupported,
@@ -147,12 +149,15 @@ Status expect(const FusedConvProblem& problem, const DeviceProps& device, double
   // tile, and bytes a us.
   const double bytes = 4.0 * (double(m) * double(n + k) + double(n) * double(k));
   const bool narrow = policy.tile_n == 64;
+  // Planes that do not end on 16 bytes come in four times as many copies.
+  const bool odd = links.images.box_step() > 1;
   if (!is_ieee(problem.conv)) {
-    const double tile = (narrow ? 2.2 : 3.0) + 0.0125 * double(k);
+    const double tile = (narrow ? 2.2 : 3.0) + (odd ? 0.0165 : 0.0125) * double(k);
     *time = 6.0 + std::max(waves * tile, bytes / 3.7e6);
     return {};
   }
-  const double k_tile = (narrow ? 0.65 : 1.2) * (policy.promote_k == 16 ? 1.35 : 1.0);
+  const double k_tile =
+      (narrow ? 0.65 : 1.2) * (policy.promote_k == 16 ? 1.35 : 1.0) * (odd ? 1.12 : 1.0);
   const double tile = 3.6 + double(ceil_div(k, 64)) * k_tile;
   *time = (problem.packed_weight ? 8.0 : 11.0) + std::max(waves * tile, bytes / 2.9e6);
   return {};

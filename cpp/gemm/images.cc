@@ -28,12 +28,13 @@ ImageBoxes boxes_of(const Images& images, const void* data, int32_t planes, DTyp
 
 TensorBoxes pixel_boxes_of(const Images& images, const void* data, bool tf32) noexcept {
   const int64_t pixels = images.out_pixels();
+  const int32_t step = images.box_step();
   TensorBoxes boxes;
   boxes.data = data;
-  boxes.sizes = {pixels, images.channels, images.count, 1, 1};
-  boxes.strides = {1, pixels, pixels * images.channels, 0, 0};
-  boxes.box = {kPixelGroup, 32, 1, 1, 1};
-  boxes.swizzled = true;
+  boxes.sizes = {step * pixels, images.channels / step, images.count, 1, 1};
+  boxes.strides = {1, step * pixels, pixels * images.channels, 0, 0};
+  boxes.box = {images.box_pixels(), 32 / step, 1, 1, 1};
+  boxes.swizzled = step == 1;
   boxes.tf32 = tf32;
   return boxes;
 }

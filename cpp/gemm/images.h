@@ -49,6 +49,10 @@ struct Images {
     const int32_t pixels = out_pixels();
     return planes_in ? (pixels + kPixelGroup - 1) / kPixelGroup * kPixelGroup : pixels;
   }
+  /// Where planes_in, channels whose planes end on 16 bytes together, as the copy engine's strides
+  /// must: a box of A is of every such channel, and box_pixels() wide.
+  __host__ __device__ int32_t box_step() const { return out_pixels() % 4 == 0 ? 1 : 4; }
+  __host__ __device__ int32_t box_pixels() const { return kPixelGroup + (box_step() == 1 ? 0 : 4); }
   __host__ __device__ int32_t tap_channels() const {
     return (channels + kTapAlignment - 1) / kTapAlignment * kTapAlignment;
   }
@@ -70,8 +74,10 @@ __host__ __device__ inline FirstTap first_tap(const Images& images, int32_t row)
 ImageBoxes boxes_of(const Images& images, const void* data, int32_t planes, DType element,
                     int32_t rows) noexcept;
 
-/// The same where x lies in planes: a box has kPixelGroup pixels of 32 channels, 128 bytes of each
-/// swizzled, and rounded to TF32 if that is asked for.
+/// The same where x lies in planes, seen as rows of box_step() of them: a box has box_pixels()
+/// pixels of each box_step()-th of 32 channels, rounded to TF32 if that is asked for. Boxes of
+/// every channel are swizzled, 128 bytes of each; others are longer than that. Pixels past a
+/// plane's end are the next plane's, or zeros.
 TensorBoxes pixel_boxes_of(const Images& images, const void* data, bool tf32) noexcept;
 
 /// Where a row's results lie, of which image `n` begins n * columns planes after the first.

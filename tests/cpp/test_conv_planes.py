@@ -15,6 +15,7 @@ PLANES = _C.ConvPolicy(0, gemm=_C.GemmPolicy(0, 0, source=2))
 EXPAND = (64, 64, 56, 56, 256, 1, 1, 0, 1, 1, False)
 REDUCE = (64, 1024, 14, 14, 256, 1, 1, 0, 1, 1, False)
 NARROW = (64, 256, 56, 56, 64, 1, 1, 0, 1, 1, False)
+ODD = (64, 2048, 7, 7, 512, 1, 1, 0, 1, 1, False)
 
 
 def planes(shape: tuple[Any, ...], tier: str = "tf32", **changes: Any) -> Any:
@@ -26,7 +27,7 @@ def is_in_planes(plan: Any) -> bool:
 
 
 @pytest.mark.parametrize("tail", [0, 2])
-@pytest.mark.parametrize("shape", [EXPAND, REDUCE, NARROW], ids=str)
+@pytest.mark.parametrize("shape", [EXPAND, REDUCE, NARROW, ODD], ids=str)
 @pytest.mark.parametrize("tier", ["tf32", "ieee"])
 def test_it_is_selected_and_x_is_not_converted(
     tier: str, shape: tuple[Any, ...], tail: int
@@ -59,10 +60,17 @@ def test_it_is_selected_and_x_is_not_converted(
     assert ("the frozen weight has its planes" in packed.describe()) == ieee
 
 
-def test_any_number_of_channels_at_ieee() -> None:
-    odd = (64, 333, 28, 28, 77, *EXPAND[5:])
-    assert is_in_planes(_C.make_conv_plan(planes(odd, "ieee"), H200))
-    assert not is_in_planes(_C.make_conv_plan(planes(odd, "tf32"), H200))
+@pytest.mark.parametrize("channels,side,tiers", [(333, 28, 1), (332, 27, 1), (336, 27, 2)])
+def test_numbers_of_channels(channels: int, side: int, tiers: int) -> None:
+    for tier, is_taken in (("ieee", tiers > 0), ("tf32", tiers > 1)):
+        made = planes((64, channels, side, side, 77, *EXPAND[5:]), tier)
+        assert is_in_planes(_C.make_conv_plan(made, H200)) == is_taken
+
+
+def test_planes_and_channels_of_odd_sizes_are_packed() -> None:
+    odd = planes((64, 333, 27, 27, 77, *EXPAND[5:]), "ieee")
+    with pytest.raises(NotImplementedError, match="pixels or channels are a multiple of 4"):
+        _C.make_conv_plan(odd, H200, PLANES)
 
 
 def test_rows_are_whole_groups_of_pixels() -> None:
@@ -83,7 +91,6 @@ def test_rows_are_whole_groups_of_pixels() -> None:
         {"kernel_w": 2, "out_w": 55},
         {"transposed": True},
         {"tail": 1},
-        {"height": 55, "out_height": 55, "width": 55, "out_w": 55},
         {"channels": 68},
         {"channels": 56},
         {"batch": 2**19},

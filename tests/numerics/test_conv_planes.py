@@ -31,6 +31,11 @@ CASES = [
     ConvCase(256, 100, (1, 1), (2, 2), 129),
     ConvCase(104, 1, (1, 1), (32, 4), 2),
     ConvCase(2048, 96, (1, 1), (20, 20), 2),
+    # Planes that do not end on 16 bytes.
+    ConvCase(512, 200, (1, 1), (7, 7), 5),
+    ConvCase(72, 130, (1, 1), (6, 7), None),
+    ConvCase(136, 64, (1, 1), (3, 1), 70, bias=False),
+    ConvCase(1032, 40, (1, 1), (15, 15), 3),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -132,9 +137,9 @@ def test_the_largest_values_stay_finite(tier: str, fused: None) -> None:
         torch.testing.assert_close(result, torch.full_like(result, largest / 2), rtol=5e-4, atol=0)
 
 
-@pytest.mark.parametrize("channels", [65, 77, 130])
-def test_any_number_of_channels_at_ieee(channels: int, fused: None) -> None:
-    case = ConvCase(channels, 50, (1, 1), (6, 6), 4)
+@pytest.mark.parametrize("channels,size", [(65, 6), (77, 6), (130, 6), (68, 5), (84, 9)])
+def test_other_numbers_of_channels_at_ieee(channels: int, size: int, fused: None) -> None:
+    case = ConvCase(channels, 50, (1, 1), (size, size), 4)
     tensors = drawn(case, "lognormal")
     exact, bound = case.theirs(*wide(tensors)), bound_of(case, *tensors)
     theirs = torch_conv(case, *tensors, tier="ieee")

@@ -6,13 +6,14 @@
 
 namespace cutfuse::gemm::sm90 {
 
-/// Of an m64nN tile, of which a warp has 16 rows. More operands than these are read step by step.
-template <int kTileN, int kRowStep = 8>
-struct AccumulatorCoordinates : FragmentCoordinates<2, kTileN / 8, kTileN,
-                                                    (kTileN <= 128   ? 14
-                                                     : kTileN == 192 ? 8
-                                                                     : 6),
-                                                    kRowStep> {};
+/// More operands than these are read step by step.
+inline constexpr int staged_operands(int tile_n) {
+  return tile_n <= 128 ? 14 : tile_n == 192 ? 8 : 6;
+}
+
+/// Of an m64nN tile, of which a warp has 16 rows.
+template <int kTileN, int kRowStep = 8, int kOperands = staged_operands(kTileN)>
+struct AccumulatorCoordinates : FragmentCoordinates<2, kTileN / 8, kTileN, kOperands, kRowStep> {};
 
 /// The first of a thread's two rows in a tile, kRowStep before the other; 4: as nchw_mainloop.cuh
 /// reads pixels.

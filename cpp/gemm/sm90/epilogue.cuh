@@ -37,7 +37,9 @@ class ProgramEpilogue {
   static constexpr bool kImages = kSource != Source::kMatrix;
   static constexpr bool kNchw = kSource == Source::kNchw;
   static constexpr int kRowStep = kRowStep_;
-  using Fragment = AccumulatorCoordinates<kTileN, kRowStep>;
+  // Slots of planes leave room for fewer operands.
+  static constexpr int kOperands = !kNchw ? staged_operands(kTileN) : kTileN == 64 ? 2 : 7;
+  using Fragment = AccumulatorCoordinates<kTileN, kRowStep, kOperands>;
   using Coordinates = std::conditional_t<kImages, ImageCoordinates<Fragment>, Fragment>;
   static constexpr int kSize = Coordinates::kSize;
 
@@ -57,7 +59,7 @@ class ProgramEpilogue {
   static constexpr int kWarps = 8;
   struct SharedStorage {
     WarpStorage<kTileN> warps[kWarps];
-    Staged<kTileM, kTileN> staged;
+    Staged<Coordinates, kTileM, kTileN> staged;
   };
 
   template <class ProblemShape>

@@ -12,10 +12,10 @@ namespace cutfuse::gemm::sm90 {
 /// Of a warpgroup's 64 pixels 16 channels at a time are turned in shared memory, so that 32 pixels
 /// of a channel leave together: 94 us of a GEMM that took 225 with a sector a store, as registers
 /// hold them (64 images of 64x56x56 to 256 channels, H200).
-template <int kTileN, int kRowStep>
-CUTLASS_DEVICE void store_nchw(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
-                               const ImageCoordinates<AccumulatorCoordinates<kTileN, kRowStep>>& at,
+template <int kTileN, class Coordinates>
+CUTLASS_DEVICE void store_nchw(const float (&v)[Coordinates::kSize], const Coordinates& at,
                                int thread, const Matrix& out, WarpStorage<kTileN>* warps) {
+  constexpr int kRowStep = Coordinates::kRowStep;
   constexpr int kPixels = 64;
   constexpr int kChannels = 16;
   constexpr int kStage = kPixels * kChannels;

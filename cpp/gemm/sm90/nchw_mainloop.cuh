@@ -3,10 +3,11 @@
 /// side by side, so that a k-tile is 32 channels of groups of 32 pixels. The tensor cores read TF32
 /// from shared memory only with K side by side; so A's fragments go through registers.
 ///
-/// The copy engine rounds what it brings to TF32 and swizzles it by 128 bytes: word (channel,
-/// pixel) of a group lies in 16-byte chunk pixel / 4 ^ channel % 8 of the channel's 128 bytes. The
-/// rows of a fragment are so chosen of a group's pixels (AccumulatorCoordinates with kRowStep 4)
-/// that the eight rows and four channels that a warp reads at once lie in all of the chunks.
+/// The copy engine rounds what it brings to TF32 and swizzles it by 128 bytes: pixels of a group
+/// lie in 16-byte chunk pixel / 4 ^ channel % 8 of the channel's 128 bytes. The rows of a fragment
+/// are so chosen of a group's pixels (AccumulatorCoordinates with kRowStep 4) that the eight rows
+/// and four channels that a warp reads at once lie in all of the chunks. Where planes do not end on
+/// 16 bytes, nothing is swizzled (PixelPlaces), and up to four words lie in the same bank.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -21,6 +22,39 @@
 
 namespace cutfuse::gemm::sm90 {
 
+/// Where pixels of A lie in its slots: [group][channel][pixel], a channel's kPixelGroup of them
+/// swizzled; or, of boxes of every fourth channel, [group][channel % 4][channel / 4][pixel]. A box
+/// that does not begin at a multiple of 16 bytes is an illegal instruction: then it begins before
+/// its first pixel, which is `further` on.
+struct PixelPlaces {
+  static constexpr int kChannels = 32;  // of a slot
+
+  int step;  // Images::box_step(), 1 or 4
+  int past;  // pixels of a plane past a multiple of four
+
+  CUTLASS_HOST_DEVICE explicit PixelPlaces(const Images& images)
+      : step(images.box_step()), past(images.out_pixels() % 4) {}
+
+  CUTLASS_HOST_DEVICE static constexpr int row_bytes(int step) {
+    return (kPixelGroup + (step == 1 ? 0 : 4)) * int(sizeof(float));
+  }
+  CUTLASS_HOST_DEVICE static constexpr int group_bytes(int step) {
+    return kChannels * row_bytes(step);
+  }
+  CUTLASS_HOST_DEVICE static constexpr int box_bytes(int step) { return group_bytes(step) / step; }
+
+  CUTLASS_HOST_DEVICE int further(int box) const { return box * past % 4; }
+  CUTLASS_HOST_DEVICE int of(int pixel, int channel) const {
+    const int group = pixel / kPixelGroup * group_bytes(step);
+    pixel %= kPixelGroup;
+    if (step == 1) {
+      return group + channel * row_bytes(1) + ((pixel / 4) ^ (channel % 8)) * 16 + pixel % 4 * 4;
+    }
+    const int box = channel % 4;
+    return group + box * box_bytes(4) + channel / 4 * row_bytes(4) + (pixel + further(box)) * 4;
+  }
+};
+
 /// The mainloop `Plain` with A from planes: each of its slots holds 32 channels of A, in fp32.
 template <class Plain>
 struct WithPlanes : WithImages<Plain> {
@@ -28,14 +62,27 @@ struct WithPlanes : WithImages<Plain> {
   using typename Base::MainloopPipeline;
   using typename Base::Params;
   using typename Base::PipelineState;
-  using typename Base::TensorStorage;
 
   static constexpr int kTileM = cute::size<0>(typename Base::TileShape{});
-  static constexpr int kSlotChannels = 32;
-  static constexpr int kGroupWords = kPixelGroup * kSlotChannels;  // of a slot of A
-  static constexpr int kSlotBytes = kTileM * kSlotChannels * int(sizeof(float));
-  static_assert(kPixelGroup == 32 &&
-                kSlotBytes == Base::kSlotK * kTileM * int(sizeof(typename Base::ElementA)));
+  static constexpr int kGroups = kTileM / kPixelGroup;
+  static constexpr int kSlots = Base::DispatchPolicy::Stages;
+  static_assert(kPixelGroup == 32 && PixelPlaces::kChannels * sizeof(float) ==
+                                         Base::kSlotK * sizeof(typename Base::ElementA));
+
+  /// As that of CUTLASS's collective, but for A's slots.
+  struct TensorStorage {
+    alignas(1024) char pixels[kSlots * kGroups * PixelPlaces::group_bytes(4)];
+    alignas(1024) decltype(Base::TensorStorage::smem_B) smem_B;
+  };
+
+  template <class ProblemShape>
+  static Params to_underlying_arguments(const ProblemShape& problem,
+                                        const typename Base::Arguments& args, void* workspace) {
+    Params params = Base::to_underlying_arguments(problem, args, workspace);
+    params.tma_transaction_bytes = kGroups * PixelPlaces::group_bytes(args.images.box_step()) +
+                                   sizeof(TensorStorage::smem_B) / kSlots;
+    return params;
+  }
 
   /// As that of CUTLASS's collective.
   template <class Inputs, class BlockCoord, class KTiles>
@@ -51,36 +98,60 @@ struct WithPlanes : WithImages<Plain> {
     Tensor from_b = block_b.partition_S(get<1>(inputs)(_, _, n, _, part));
     Tensor to_b = block_b.partition_D(sB);
 
-    auto* const to_a = reinterpret_cast<float*>(shared.smem_A.data());
-    const auto* map = params.tma_load_a.get_tma_descriptor();
+    // Of each group its image and first pixel, of each box how far from there it begins.
+    const PixelPlaces places(params.images);
     const int image_groups = params.images.image_rows() / kPixelGroup;
-    const int first_group = int(m) * (kTileM / kPixelGroup);
+    int image[kGroups], pixel[kGroups], ahead[4];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kGroups; ++i) {
+      const int group = int(m) * kGroups + i;
+      image[i] = group / image_groups;
+      pixel[i] = (group - image[i] * image_groups) * kPixelGroup;
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int box = 0; box < 4; ++box) {
+      ahead[box] = box * params.images.out_pixels() - places.further(box);
+    }
+    const auto* map = params.tma_load_a.get_tma_descriptor();
     int channel = 0;
+    // One thread issues all copies: what it computes for each is what they wait for.
+    const auto bring = [&](uint64_t* barrier, char* to, auto step) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kGroups; ++i) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int box = 0; box < step; ++box) {
+          // Of images past the last one zeros come.
+          cute::SM90_TMA_LOAD_5D::copy(
+              map, barrier, static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+              to + i * PixelPlaces::group_bytes(step) + box * PixelPlaces::box_bytes(step),
+              pixel[i] + ahead[box], channel, image[i], 0, 0);
+        }
+      }
+      channel += PixelPlaces::kChannels / step;
+    };
     CUTLASS_PRAGMA_NO_UNROLL
     for (; count > 0; --count) {
       pipeline.producer_acquire(write);
-      auto* barrier = pipeline.producer_get_barrier(write);
-      auto* to = to_a + write.index() * kTileM * kSlotChannels;
-      int image = first_group / image_groups;
-      int group = first_group - image * image_groups;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kTileM / kPixelGroup; ++i) {
-        // Of images past the last one zeros come.
-        cute::SM90_TMA_LOAD_5D::copy(map, reinterpret_cast<uint64_t*>(barrier),
-                                     static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
-                                     to + i * kGroupWords, group * kPixelGroup, channel, image, 0,
-                                     0);
-        if (++group == image_groups) {
-          group = 0;
-          ++image;
-        }
+      auto* barrier = reinterpret_cast<uint64_t*>(pipeline.producer_get_barrier(write));
+      char* to = shared.pixels + write.index() * (kGroups * PixelPlaces::group_bytes(places.step));
+      if (places.step == 1) {
+        bring(barrier, to, cute::Int<1>{});
+      } else {
+        bring(barrier, to, cute::Int<4>{});
       }
-      copy(params.tma_load_b.with(*barrier, uint16_t(0)), from_b(_, _, _, *k_tiles),
-           to_b(_, _, _, write.index()));
+      copy(params.tma_load_b.with(*pipeline.producer_get_barrier(write), uint16_t(0)),
+           from_b(_, _, _, *k_tiles), to_b(_, _, _, write.index()));
       ++k_tiles;
       ++write;
-      channel += kSlotChannels;
     }
+  }
+
+  /// A's of a slot.
+  template <class TiledMma>
+  CUTLASS_DEVICE static auto make_fragment(const TiledMma& tiled_mma) {
+    using Shape = cute::Shape<cute::Int<kTileM>, cute::Int<Base::kSlotK>>;
+    return cute::make_tensor<typename TiledMma::ValTypeA>(
+        cute::partition_shape_A(tiled_mma, Shape{}));
   }
 
   /// Every slot was released in mma().
@@ -101,8 +172,6 @@ using NchwMma = decltype(cute::make_tiled_mma(
 template <class TileShape, int kStages>
 struct NchwMainloop : NchwBase<float, TileShape, kStages, 1> {
   using Base = NchwBase<float, TileShape, kStages, 1>;
-  using Base::kGroupWords;
-  using Base::kTileM;
   using typename Base::MainloopPipeline;
   using typename Base::Params;
   using typename Base::PipelineState;
@@ -114,38 +183,34 @@ struct NchwMainloop : NchwBase<float, TileShape, kStages, 1> {
   /// multiplied.
   template <class FrgTensorC>
   CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState read, FrgTensorC& accum,
-                          int count, int thread, TensorStorage& shared, const Params&) {
+                          int count, int thread, TensorStorage& shared, const Params& params) {
     using namespace cute;
-    Tensor sA = make_tensor(make_smem_ptr(shared.smem_A.data()), typename Base::SmemLayoutA{});
     Tensor sB = make_tensor(make_smem_ptr(shared.smem_B.data()), typename Base::SmemLayoutB{});
     // The index must be warp-uniform for the descriptors to stay in uniform registers.
     const int group = __shfl_sync(0xffffffffu, thread / cutlass::NumThreadsPerWarpGroup, 0);
     TiledMma tiled_mma;
     auto thread_mma = tiled_mma.get_slice(group * cutlass::NumThreadsPerWarpGroup);
     Tensor rB = thread_mma.make_fragment_B(thread_mma.partition_B(sB));  // (MMA, N, K, slot)
-    Tensor even = thread_mma.partition_fragment_A(sA(_, _, 0));          // (MMA, M, K)
+    Tensor even = Base::make_fragment(tiled_mma);                        // (MMA, M, K)
     Tensor odd = make_fragment_like(even);
     static_assert(decltype(size(even))::value == 4 * (Base::kSlotK / 8));
 
-    const int lane = thread % 32;
-    const int row = first_row_of<4>(thread);
-    const uint32_t first = cute::cast_smem_ptr_to_uint(shared.smem_A.data()) +
-                           row / kPixelGroup * (kGroupWords * 4) + lane % 4 * 128 + row % 4 * 4;
-    uint32_t from[2][2];  // [4 more pixels][4 more channels]
+    const PixelPlaces places(params.images);
+    const int slot_bytes = Base::kGroups * PixelPlaces::group_bytes(places.step);
+    const int first = first_row_of<4>(thread);
+    uint32_t from[Base::kSlotK / 4];  // of each fourth channel the first pixel
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int chunk = (row % kPixelGroup / 4 + i / 2) ^ (lane % 4 + i % 2 * 4);
-      from[i / 2][i % 2] = first + i % 2 * 512 + chunk * 16;
+    for (int i = 0; i < Base::kSlotK / 4; ++i) {
+      from[i] = cast_smem_ptr_to_uint(shared.pixels) + places.of(first, 4 * i + thread % 4);
     }
+    const int further = places.of(first + 4, thread % 4) - places.of(first, thread % 4);
     const auto fill = [&](auto& fragment, int slot) {
       auto words = recast<uint32_t>(fragment);
       CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < Base::kSlotK / 8; ++k) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          words(i, 0, k) =
-              load_shared_word(from[i % 2][i / 2] + slot * Base::kSlotBytes + k * 1024);
-        }
+      for (int i = 0; i < Base::kSlotK / 4; ++i) {
+        const uint32_t address = from[i] + slot * slot_bytes;
+        words(i % 2 * 2, 0, i / 2) = load_shared_word(address);
+        words(i % 2 * 2 + 1, 0, i / 2) = load_shared_word(address + further);
       }
     };
     PipelineState done = read;

@@ -37,14 +37,13 @@ struct NchwSplitMainloop : NchwBase<cutlass::half_t, TileShape, kStages, 2> {
   CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState read, FrgTensorC& accum,
                           int count, int thread, TensorStorage& shared, const Params& params) {
     using namespace cute;
-    Tensor sA = make_tensor(make_smem_ptr(shared.smem_A.data()), typename Base::SmemLayoutA{});
     Tensor sB = make_tensor(make_smem_ptr(shared.smem_B.data()), typename Base::SmemLayoutB{});
     // The index must be warp-uniform for the descriptors to stay in uniform registers.
     const int group = __shfl_sync(0xffffffffu, thread / cutlass::NumThreadsPerWarpGroup, 0);
     TiledMma tiled_mma;
     auto thread_mma = tiled_mma.get_slice(group * cutlass::NumThreadsPerWarpGroup);
     Tensor rB = thread_mma.make_fragment_B(thread_mma.partition_B(sB));  // (MMA, N, K, slot)
-    Tensor high = thread_mma.partition_fragment_A(sA(_, _, 0));          // (MMA, M, K)
+    Tensor high = Base::make_fragment(tiled_mma);                        // (MMA, M, K)
     Tensor low = make_fragment_like(high);
     static_assert(decltype(size(high))::value == 8 * kSteps);
     Tensor partial = make_fragment_like(accum);
@@ -73,7 +72,7 @@ struct NchwSplitMainloop : NchwBase<cutlass::half_t, TileShape, kStages, 2> {
       }
     };
 
-    const Pixels pixels(shared, thread);
+    const Pixels pixels(shared, PixelPlaces(params.images), thread);
     const Turns turns(group);
     float x[kSteps][8];            // as the fragments have them
     uint32_t largest[2] = {0, 0};  // of each row, bits of its magnitudes
@@ -140,38 +139,40 @@ struct NchwSplitMainloop : NchwBase<cutlass::half_t, TileShape, kStages, 2> {
  private:
   static constexpr int kSteps = kTileK / 16;
 
-  /// The two pixels of each k-tile that a thread has, by AccumulatorCoordinates. Word (channel,
-  /// pixel) of a group lies as nchw_mainloop.cuh says; the eight rows and every other of eight
-  /// channels that a warp reads at once lie in all of the chunks.
+  /// The two pixels of each k-tile that a thread has, by AccumulatorCoordinates. The eight rows and
+  /// every other of eight channels that a warp reads at once lie in all of the chunks, or, where
+  /// nothing is swizzled, up to four in the same bank.
   class Pixels {
    public:
-    CUTLASS_DEVICE Pixels(TensorStorage& shared, int thread) {
-      const int row = first_row_of<8>(thread);
+    CUTLASS_DEVICE Pixels(TensorStorage& shared, const PixelPlaces& places, int thread)
+        : slot_bytes_(Base::kGroups * PixelPlaces::group_bytes(places.step)) {
+      const int pixel = first_row_of<8>(thread);
       const int channel = thread % 4 * 2;
-      const uint32_t first = cute::cast_smem_ptr_to_uint(shared.smem_A.data()) +
-                             row / kPixelGroup * (Base::kGroupWords * 4) + row % 4 * 4;
+      const uint32_t first = cute::cast_smem_ptr_to_uint(shared.pixels);
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int chunk = (row % kPixelGroup / 4 + i / 2 * 2) ^ (channel + i % 2);
-        from_[i / 2][i % 2] = first + (channel + i % 2) * 128 + chunk * 16;
+      for (int i = 0; i < 8; ++i) {
+        from_[i / 2][i % 2] = first + places.of(pixel, i / 2 * 8 + channel + i % 2);
       }
+      further_ = places.of(pixel + 8, channel) - places.of(pixel, channel);
     }
 
     CUTLASS_DEVICE void load(int first_slot, int second_slot, float (&x)[kSteps][8]) const {
-      const uint32_t slots[2] = {first_slot * uint32_t(Base::kSlotBytes),
-                                 second_slot * uint32_t(Base::kSlotBytes)};
       CUTLASS_PRAGMA_UNROLL
       for (int k = 0; k < kSteps; ++k) {
+        const int slot = (k < 2 ? first_slot : second_slot) * slot_bytes_;
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          const uint32_t address = from_[i / 2 % 2][i % 2] + slots[k / 2];
-          x[k][i] = __uint_as_float(load_shared_word(address + k % 2 * 2048 + i / 4 * 1024));
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t address = from_[k % 2 * 2 + i / 2][i % 2] + slot;
+          x[k][i / 2 * 4 + i % 2] = __uint_as_float(load_shared_word(address));
+          x[k][i / 2 * 4 + 2 + i % 2] = __uint_as_float(load_shared_word(address + further_));
         }
       }
     }
 
    private:
-    uint32_t from_[2][2];  // [eight more pixels][one more channel]
+    uint32_t from_[4][2];  // [eight more channels][one more channel]
+    int slot_bytes_;
+    int further_;  // eight pixels
   };
 
   /// Whether a row's magnitudes are so small that fp32 might not hold its scaled sums.

@@ -32,9 +32,9 @@ union alignas(1024) WarpStorage {
 };
 
 /// A tile's operands in shared memory, see stage.cuh, and its words of A's rows.
-template <int kTileM, int kTileN>
+template <class Coordinates, int kTileM, int kTileN>
 struct Staged {
-  int32_t slots[kSlots<AccumulatorCoordinates<kTileN>> * kTileN];
+  int32_t slots[kSlots<Coordinates> * kTileN];
   int32_t row_words[kTileM];
   bool columns_plain;
 };
