@@ -34,6 +34,9 @@ CASES = [
     ConvCase(72, 130, (3, 3), (3, 3), 129),  # results of one pixel
     ConvCase(16, 300, (5, 5), (13, 12), 3, padding="same"),
     ConvCase(96, 48, (4, 3), (10, 9), 2, transposed=True, padding=1),
+    # Filters longer than what threads keep of them, packed by a warp and by a block.
+    ConvCase(1000, 40, (1, 1), (8, 9), 2, stride=2),
+    ConvCase(712, 24, (3, 3), (5, 4), 2),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 

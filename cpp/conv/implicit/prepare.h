@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "conv/shift/geometry.h"
 #include "cutfuse/conv.h"
 #include "cutfuse/status.h"
 #include "gemm/images.h"
@@ -30,8 +31,6 @@ struct PrepareParams {
   int32_t planes = 0;  ///< of fp32; 0: 16-bit values as they are
 
   ConstTensor4 x;
-  bool by_channels = false;      ///< channels lie side by side
-  bool by_fours = false;         ///< and may be read four at once
   int32_t parts = 0;             ///< of an image, converted by a block each
   Measured* measured = nullptr;  ///< [image][part]
   int32_t* guesses = nullptr;    ///< [image]: the exponent that its parts were converted with
@@ -43,6 +42,11 @@ struct PrepareParams {
   int32_t filters = 0;
   void* filter_planes = nullptr;    ///< [plane][filter][tap][images.tap_channels()]
   int32_t* filter_words = nullptr;  ///< of fp32
+
+  // Of their strides, see with_strides():
+  shift::Divisor line;            ///< pixels that lie strides[3] apart
+  bool by_fours = false;          ///< channels lie side by side and may be read four at once
+  bool filters_by_fours = false;  ///< as x
 };
 
 /// Packs the filters alone.
