@@ -60,7 +60,7 @@ def test_it_is_selected_and_x_is_not_converted(
     assert ("the frozen weight has its planes" in packed.describe()) == ieee
 
 
-@pytest.mark.parametrize("channels,side,tiers", [(333, 28, 1), (332, 27, 1), (336, 27, 2)])
+@pytest.mark.parametrize(("channels", "side", "tiers"), [(333, 28, 1), (332, 27, 1), (336, 27, 2)])
 def test_numbers_of_channels(channels: int, side: int, tiers: int) -> None:
     for tier, is_taken in (("ieee", tiers > 0), ("tf32", tiers > 1)):
         made = planes((64, channels, side, side, 77, *EXPAND[5:]), tier)

@@ -137,7 +137,7 @@ def test_the_largest_values_stay_finite(tier: str, fused: None) -> None:
         torch.testing.assert_close(result, torch.full_like(result, largest / 2), rtol=5e-4, atol=0)
 
 
-@pytest.mark.parametrize("channels,size", [(65, 6), (77, 6), (130, 6), (68, 5), (84, 9)])
+@pytest.mark.parametrize(("channels", "size"), [(65, 6), (77, 6), (130, 6), (68, 5), (84, 9)])
 def test_other_numbers_of_channels_at_ieee(channels: int, size: int, fused: None) -> None:
     case = ConvCase(channels, 50, (1, 1), (size, size), 4)
     tensors = drawn(case, "lognormal")
