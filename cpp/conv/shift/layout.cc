@@ -259,10 +259,12 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   CUTFUSE_CHECK(g.slab_ring >= least, Code::kNotSupported,
                 "%lld bytes of shared memory are too few for %d patches of %d bytes and weights",
                 static_cast<long long>(device.shared_bytes), g.stages, s.stage_bytes);
+  set_pieces(raw, threads / 32 - 1, policy.planes, &g);
   // Pieces take what is left.
-  const int64_t left = stay ? (device.shared_bytes - size - beyond - all_slabs) & ~int64_t(127) : 0;
-  set_pieces(raw + left, threads / 32 - 1, policy.planes, &g);
-  if (g.piece_rows > 0) spend(s.staging_boxes, g.raw_depth, left);
+  if (stay && g.piece_rows > 0) {
+    spend(s.staging_boxes, g.raw_depth, (device.shared_bytes - size - beyond - all_slabs) & ~127);
+    set_pieces(raw, threads / 32 - 1, policy.planes, &g);
+  }
   s.total = static_cast<int32_t>(s.weights +
                                  (stay ? all_slabs : int64_t(g.slab_ring) * s.slab_bytes) + beyond);
   return {};
