@@ -152,7 +152,7 @@ Status expect(const FusedConvProblem& problem, const DeviceProps& device, double
   // Planes that do not end on 16 bytes come in four times as many copies.
   const bool odd = links.images.box_step() > 1;
   if (!is_ieee(problem.conv)) {
-    const double tile = (narrow ? 2.2 : 3.0) + (odd ? 0.0165 : 0.0125) * double(k);
+    const double tile = (narrow ? 2.2 : 3.0) + (odd ? 0.014 : 0.0125) * double(k);
     *time = 6.0 + std::max(waves * tile, bytes / 3.7e6);
     return {};
   }

@@ -29,8 +29,8 @@ namespace cutfuse::gemm::sm90 {
 struct PixelPlaces {
   static constexpr int kChannels = 32;  // of a slot
 
-  int step;  // Images::box_step(), 1 or 4
-  int past;  // pixels of a plane past a multiple of four
+  int step;       // Images::box_step(), 1 or 4
+  uint32_t past;  // pixels of a plane past a multiple of four
 
   CUTLASS_HOST_DEVICE explicit PixelPlaces(const Images& images)
       : step(images.box_step()), past(images.out_pixels() % 4) {}
@@ -43,16 +43,18 @@ struct PixelPlaces {
   }
   CUTLASS_HOST_DEVICE static constexpr int box_bytes(int step) { return group_bytes(step) / step; }
 
-  CUTLASS_HOST_DEVICE int further(int box) const { return box * past % 4; }
-  CUTLASS_HOST_DEVICE int of(int pixel, int channel) const {
-    const int group = pixel / kPixelGroup * group_bytes(step);
+  CUTLASS_HOST_DEVICE int further(uint32_t box) const { return box * past % 4; }
+  /// Of one of the first eight channels; the others are eight_channels() bytes on.
+  CUTLASS_HOST_DEVICE int of(uint32_t pixel, uint32_t channel) const {
+    const uint32_t group = pixel / kPixelGroup * group_bytes(step);
     pixel %= kPixelGroup;
     if (step == 1) {
-      return group + channel * row_bytes(1) + ((pixel / 4) ^ (channel % 8)) * 16 + pixel % 4 * 4;
+      return group + channel * row_bytes(1) + (pixel / 4 ^ channel) * 16 + pixel % 4 * 4;
     }
-    const int box = channel % 4;
+    const uint32_t box = channel % 4;
     return group + box * box_bytes(4) + channel / 4 * row_bytes(4) + (pixel + further(box)) * 4;
   }
+  CUTLASS_HOST_DEVICE int eight_channels() const { return 8 / step * row_bytes(step); }
 };
 
 /// The mainloop `Plain` with A from planes: each of its slots holds 32 channels of A, in fp32.
@@ -98,25 +100,18 @@ struct WithPlanes : WithImages<Plain> {
     Tensor from_b = block_b.partition_S(get<1>(inputs)(_, _, n, _, part));
     Tensor to_b = block_b.partition_D(sB);
 
-    // Of each group its image and first pixel, of each box how far from there it begins.
     const PixelPlaces places(params.images);
-    const int image_groups = params.images.image_rows() / kPixelGroup;
-    int image[kGroups], pixel[kGroups], ahead[4];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kGroups; ++i) {
-      const int group = int(m) * kGroups + i;
-      image[i] = group / image_groups;
-      pixel[i] = (group - image[i] * image_groups) * kPixelGroup;
-    }
-    CUTLASS_PRAGMA_UNROLL
-    for (int box = 0; box < 4; ++box) {
-      ahead[box] = box * params.images.out_pixels() - places.further(box);
-    }
+    const int rows = params.images.image_rows();
+    const int pixels = params.images.out_pixels();
+    const int first_image = int(m) * kTileM / rows;
+    const int first_pixel = int(m) * kTileM - first_image * rows;
     const auto* map = params.tma_load_a.get_tma_descriptor();
     int channel = 0;
     // One thread issues all copies: what it computes for each is what they wait for.
     const auto bring = [&](uint64_t* barrier, char* to, auto step) {
-      CUTLASS_PRAGMA_UNROLL
+      constexpr int kUnrolled = step == 1 ? kGroups : 1;  // else registers are spilled
+      int image = first_image, pixel = first_pixel;
+#pragma unroll kUnrolled
       for (int i = 0; i < kGroups; ++i) {
         CUTLASS_PRAGMA_UNROLL
         for (int box = 0; box < step; ++box) {
@@ -124,7 +119,12 @@ struct WithPlanes : WithImages<Plain> {
           cute::SM90_TMA_LOAD_5D::copy(
               map, barrier, static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
               to + i * PixelPlaces::group_bytes(step) + box * PixelPlaces::box_bytes(step),
-              pixel[i] + ahead[box], channel, image[i], 0, 0);
+              (pixel + box * pixels) & ~3, channel, image, 0, 0);
+        }
+        pixel += kPixelGroup;
+        if (pixel == rows) {
+          pixel = 0;
+          ++image;
         }
       }
       channel += PixelPlaces::kChannels / step;
@@ -198,19 +198,20 @@ struct NchwMainloop : NchwBase<float, TileShape, kStages, 1> {
     const PixelPlaces places(params.images);
     const int slot_bytes = Base::kGroups * PixelPlaces::group_bytes(places.step);
     const int first = first_row_of<4>(thread);
-    uint32_t from[Base::kSlotK / 4];  // of each fourth channel the first pixel
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < Base::kSlotK / 4; ++i) {
-      from[i] = cast_smem_ptr_to_uint(shared.pixels) + places.of(first, 4 * i + thread % 4);
-    }
-    const int further = places.of(first + 4, thread % 4) - places.of(first, thread % 4);
+    const auto origin_of = [&](int pixel, int channel) {
+      return cast_smem_ptr_to_uint(shared.pixels) + places.of(pixel, channel + thread % 4);
+    };
+    const uint32_t origins[2] = {origin_of(first, 0), origin_of(first, 4)};
+    const int further = origin_of(first + 4, 0) - origins[0];
+    const int eight_channels = places.eight_channels();
     const auto fill = [&](auto& fragment, int slot) {
       auto words = recast<uint32_t>(fragment);
+      uint32_t from[2] = {origins[0] + slot * slot_bytes, origins[1] + slot * slot_bytes};
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < Base::kSlotK / 4; ++i) {
-        const uint32_t address = from[i] + slot * slot_bytes;
-        words(i % 2 * 2, 0, i / 2) = load_shared_word(address);
-        words(i % 2 * 2 + 1, 0, i / 2) = load_shared_word(address + further);
+        words(i % 2 * 2, 0, i / 2) = load_shared_word(from[i % 2]);
+        words(i % 2 * 2 + 1, 0, i / 2) = load_shared_word(from[i % 2] + further);
+        from[i % 2] += eight_channels;
       }
     };
     PipelineState done = read;

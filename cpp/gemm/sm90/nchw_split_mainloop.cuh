@@ -145,33 +145,35 @@ struct NchwSplitMainloop : NchwBase<cutlass::half_t, TileShape, kStages, 2> {
   class Pixels {
    public:
     CUTLASS_DEVICE Pixels(TensorStorage& shared, const PixelPlaces& places, int thread)
-        : slot_bytes_(Base::kGroups * PixelPlaces::group_bytes(places.step)) {
+        : slot_bytes_(Base::kGroups * PixelPlaces::group_bytes(places.step)),
+          eight_channels_(places.eight_channels()) {
       const int pixel = first_row_of<8>(thread);
       const int channel = thread % 4 * 2;
       const uint32_t first = cute::cast_smem_ptr_to_uint(shared.pixels);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        from_[i / 2][i % 2] = first + places.of(pixel, i / 2 * 8 + channel + i % 2);
-      }
-      further_ = places.of(pixel + 8, channel) - places.of(pixel, channel);
+      origins_[0] = first + places.of(pixel, channel);
+      origins_[1] = first + places.of(pixel, channel + 1);
+      further_ = first + places.of(pixel + 8, channel) - origins_[0];
     }
 
     CUTLASS_DEVICE void load(int first_slot, int second_slot, float (&x)[kSteps][8]) const {
       CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < kSteps; ++k) {
+      for (int k = 0; k < kSteps; k += 2) {
         const int slot = (k < 2 ? first_slot : second_slot) * slot_bytes_;
+        uint32_t from[2] = {origins_[0] + slot, origins_[1] + slot};
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const uint32_t address = from_[k % 2 * 2 + i / 2][i % 2] + slot;
-          x[k][i / 2 * 4 + i % 2] = __uint_as_float(load_shared_word(address));
-          x[k][i / 2 * 4 + 2 + i % 2] = __uint_as_float(load_shared_word(address + further_));
+        for (int i = 0; i < 8; ++i) {
+          float* to = &x[k + i / 4][i / 2 % 2 * 4 + i % 2];
+          to[0] = __uint_as_float(load_shared_word(from[i % 2]));
+          to[2] = __uint_as_float(load_shared_word(from[i % 2] + further_));
+          from[i % 2] += eight_channels_;
         }
       }
     }
 
    private:
-    uint32_t from_[4][2];  // [eight more channels][one more channel]
+    uint32_t origins_[2];  // of a channel and the next
     int slot_bytes_;
+    int eight_channels_;
     int further_;  // eight pixels
   };
 
