@@ -23,13 +23,19 @@ def _needed(item: pytest.Item) -> int:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     needed = _needed(item)
-    if needed == 0:
-        return
-    found = torch.cuda.device_count()
+    found = torch.cuda.device_count() if needed else 0
     if found < needed:
-        _gpu["skipped"] += 1
         pytest.skip(f"needs {needed} CUDA GPU{'s' * (needed > 1)}, found {found}")
-    _gpu["run"] += 1
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count in the process that reports, which may not be the one that tests."""
+    if "cuda" not in report.keywords:
+        return
+    if report.when == "call":
+        _gpu["run"] += 1
+    elif report.when == "setup" and report.skipped:
+        _gpu["skipped"] += 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -139,6 +139,7 @@ def test(python: Path, arguments: list[str]) -> None:
     say("Testing")
     if not has_gpu(python):
         say("No GPU here: the tests that need one are skipped, and the summary counts them")
+        arguments = ["--numprocesses", "auto", *arguments]  # tests of a GPU would share it
     run(python, "-m", "pytest", *arguments)
 
 

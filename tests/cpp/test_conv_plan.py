@@ -223,7 +223,7 @@ def resized(shape: tuple[Any, ...], width: int) -> tuple[Any, ...]:
         (BATCH_NORM, "ieee", "x in 5 pieces of 1 rows"),
         (CONV2D, "tf32", "x in 3 pieces of 1 rows"),
         (TRANSPOSED, "ieee", "x in 3 pieces of 1 rows"),
-        (TRANSPOSED, "tf32", None),  # they would be too small
+        (TRANSPOSED, "tf32", "x in 3 pieces of 2 rows"),
         (resized(BATCH_NORM, 127), "tf32", None),  # rows of no multiple of 16 bytes
         (resized(CONV2D, 1024), "tf32", None),  # wider than a box
         ((64, 32, 56, 56, 64, 3, 1, 1, 1, 1, False), "tf32", None),  # a tenth more pixels

@@ -106,7 +106,7 @@ struct Geometry {
   int32_t blocks;         // of a strip
   int32_t tile_blocks;    // pixel blocks of a tile
   int32_t tiles;          // of a strip
-  int32_t patch;          // pixels that a tile reads
+  int32_t patch;          // pixels that a tile reads; of a strip, whole rows of them
   // Output channels.
   int32_t m_blocks, warp_channels, m_tiles;
   int32_t stack;        // rows of results, below each other, that the weights' tile makes at once

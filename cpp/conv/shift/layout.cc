@@ -77,7 +77,8 @@ int32_t results_of_block(int32_t tile_n, const Geometry& g) {
   return results > 4 * kSector ? results / kSector * kSector : results / 2 * 2;
 }
 
-Status set_tiles(const ConvPolicy& policy, bool by_pieces, Geometry* g) noexcept {
+Status set_tiles(const ConvPolicy& policy, bool by_pieces, Layout* layout) noexcept {
+  Geometry* g = &layout->g;
   g->m_blocks = policy.m_blocks;
   g->tile_blocks = 2 / policy.m_blocks;
   const int64_t m_rows = int64_t(64) * policy.m_blocks;
@@ -116,12 +117,16 @@ Status set_tiles(const ConvPolicy& policy, bool by_pieces, Geometry* g) noexcept
                 "%d rows of %d pixels with padding; a kernel numbers fewer than 2^30",
                 g->out_height, g->pitch);
   g->tiles = static_cast<int32_t>(ceil_div(g->blocks, g->tile_blocks));
-  const int64_t patch =
+  // What instructions read; of a strip, what they read beyond its last row is of no result.
+  const int64_t read =
       span + policy.tile_n + int64_t(g->reach_rows + g->stack - 1) * g->pitch + g->reach_columns;
-  CUTFUSE_CHECK(patch * 16 < kReach, Code::kNotSupported,
+  const int64_t rows = int64_t(g->tile_blocks) * g->stack + g->reach_rows;
+  const int64_t patch = g->strip != 0 ? rows * g->pitch : read;
+  CUTFUSE_CHECK(std::max(patch, read) * 16 < kReach, Code::kNotSupported,
                 "a patch of %lld pixels does not fit in shared memory",
                 static_cast<long long>(patch));
   g->patch = static_cast<int32_t>(patch);
+  layout->shared.group_bytes = static_cast<int32_t>(std::max(patch, read) * 16);
   return {};
 }
 
@@ -259,12 +264,10 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   CUTFUSE_CHECK(g.slab_ring >= least, Code::kNotSupported,
                 "%lld bytes of shared memory are too few for %d patches of %d bytes and weights",
                 static_cast<long long>(device.shared_bytes), g.stages, s.stage_bytes);
-  set_pieces(raw, threads / 32 - 1, policy.planes, &g);
-  // Pieces take what is left.
-  if (stay && g.piece_rows > 0) {
+  if (stay && g.piece_rows > 0) {  // pieces take what is left
     spend(s.staging_boxes, g.raw_depth, (device.shared_bytes - size - beyond - all_slabs) & ~127);
-    set_pieces(raw, threads / 32 - 1, policy.planes, &g);
   }
+  set_pieces(raw, threads / 32 - 1, policy.planes, &g);
   s.total = static_cast<int32_t>(s.weights +
                                  (stay ? all_slabs : int64_t(g.slab_ring) * s.slab_bytes) + beyond);
   return {};
@@ -317,8 +320,7 @@ Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy
   CUTFUSE_CHECK(g.chunks == 1 || (g.chunks <= kMaxChunks && takes_chunks(policy.tile_n)),
                 Code::kNotSupported, "%d chunks of channels are too many for a tile of %d",
                 g.chunks, policy.tile_n);
-  if (Status status = set_tiles(policy, by_pieces, &g); !status.ok()) return status;
-  layout->shared.group_bytes = g.patch * 16;
+  if (Status status = set_tiles(policy, by_pieces, layout); !status.ok()) return status;
   const int64_t plane_bytes = int64_t(g.chunk_groups) * layout->shared.group_bytes;
   // Steps of what does not fit would take seconds to list.
   CUTFUSE_CHECK(plane_bytes * policy.planes * policy.stages < device.shared_bytes,

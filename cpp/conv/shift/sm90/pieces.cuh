@@ -104,13 +104,14 @@ class PieceReader {
   /// so that neither waits for itself alone.
   template <class Body>
   CUTLASS_DEVICE void for_patch(const Patches& patches, const Body& body) {
+    if (p_.one_phase) return for_channels(patches, body);
     switch (p_.lanes_together) {
       case 4:
-        return for_pieces<4>(patches, body);
+        return for_phases<4>(patches, body);
       case 2:
-        return for_pieces<2>(patches, body);
+        return for_phases<2>(patches, body);
       default:
-        return for_pieces<1>(patches, body);
+        return for_phases<1>(patches, body);
     }
   }
 
@@ -123,51 +124,95 @@ class PieceReader {
   Turn turn_;
   int32_t taken_ = 0;  // of kWarps: who has the next item
 
+  /// A piece, as a thread sees it.
+  struct Piece {
+    const char* from;    // the patch's first pixel in it, this lane's
+    int32_t begin, end;  // pixels of the patch
+    int32_t item, items;
+  };
+
+  /// For each piece once it is there: body(piece, which piece).
+  template <class Body>
+  CUTLASS_DEVICE void for_pieces(const Patches& patches, int32_t groups, int32_t step,
+                                 const Body& body) {
+    const Geometry& g = p_.g;
+    for (Pieces pieces(p_, patches); pieces.more(); pieces.next()) {
+      const int32_t offset = pieces.offset();
+      Piece piece;
+      piece.begin = max(offset, patches.begin);
+      piece.end = min(offset + g.piece_rows * g.pitch, g.patch);
+      piece.items = ((piece.end - piece.begin + 31) >> 5) * groups;
+      piece.from =
+          ring_ + turn_.stage * g.piece_bytes + (piece.begin - offset + lane_) * step + g.early * 4;
+      piece.item = warp_ - taken_;
+      if (piece.item < 0) piece.item += kWarps;
+      taken_ = (taken_ + piece.items) % kWarps;
+      Barrier::wait(&control_.piece_full[turn_.stage], turn_.phase);
+      body(piece, pieces.block());
+      __syncwarp();
+      if (lane_ == 0) Barrier::arrive(&control_.piece_empty[turn_.stage]);
+      turn_.next(g.pieces);
+    }
+  }
+
+  template <class Take, class Body>
+  CUTLASS_DEVICE static void for_items(const Piece& piece, const Take& take, const Body& body) {
+    int32_t item = piece.item;
+#pragma unroll 1
+    for (; item + kWarps < piece.items; item += 2 * kWarps) {
+      const Item both[2] = {take(item), take(item + kWarps)};
+      body(both);
+    }
+    if (item < piece.items) {
+      const Item one[1] = {take(item)};
+      body(one);
+    }
+  }
+
+  /// Of one phase: a piece has eight channels.
+  template <class Body>
+  CUTLASS_DEVICE void for_channels(const Patches& patches, const Body& body) {
+    const int32_t channel = p_.g.piece_rows * p_.g.pitch * 4;
+    for_pieces(patches, 1, 4, [&](const Piece& piece, int32_t group) {
+      const auto take = [&](int32_t item) {
+        Item taken;
+        const char* from = piece.from + item * 128;
+        CUTLASS_PRAGMA_UNROLL
+        for (int c = 0; c < kLanes; ++c) load<1>(from + c * channel, &taken.v[c]);
+        taken.pixel = piece.begin + item * 32 + lane_;
+        taken.group = group;
+        taken.exists = taken.pixel < piece.end;
+        return taken;
+      };
+      for_items(piece, take, body);
+    });
+  }
+
+  /// kTogether: lane-channels that are one load.
   template <int kTogether, class Body>
-  CUTLASS_DEVICE void for_pieces(const Patches& patches, const Body& body) {
+  CUTLASS_DEVICE void for_phases(const Patches& patches, const Body& body) {
     const Geometry& g = p_.g;
     // Groups that a piece has, and how far apart they are.
     const int32_t apart = g.phase_channels == 0 ? 1 : g.phase_channels / kLanes;
     const auto groups = int32_t(p_.piece_groups.divisor);
     const int32_t step = g.stride_w * 4;
-    for (Pieces pieces(p_, patches); pieces.more(); pieces.next()) {
-      const int32_t offset = pieces.offset();
-      const int32_t begin = max(offset, patches.begin);
-      const int32_t end = min(offset + g.piece_rows * g.pitch, g.patch);
-      const int32_t items = ((end - begin + 31) >> 5) * groups;
-      const char* piece =
-          ring_ + turn_.stage * g.piece_bytes + (begin - offset + lane_) * step + g.early * 4;
-      int32_t item = warp_ - taken_;
-      if (item < 0) item += kWarps;
-      taken_ = (taken_ + items) % kWarps;
-      Barrier::wait(&control_.piece_full[turn_.stage], turn_.phase);
+    for_pieces(patches, groups, step, [&](const Piece& piece, int32_t first) {
       const auto take = [&](int32_t item) {
         Item taken;
         const int32_t block = p_.piece_groups.divide(item);
         const int32_t group = item - block * groups;
         int32_t at[kLanes];
         lanes_.in_piece(group * kLanes, at);
-        const char* from = piece + block * 32 * step;
+        const char* from = piece.from + block * 32 * step;
         CUTLASS_PRAGMA_UNROLL
         for (int c = 0; c < kLanes; c += kTogether) load<kTogether>(from + at[c], &taken.v[c]);
-        taken.pixel = begin + block * 32 + lane_;
-        taken.group = pieces.block() + group * apart;
-        taken.exists = taken.pixel < end;
+        taken.pixel = piece.begin + block * 32 + lane_;
+        taken.group = first + group * apart;
+        taken.exists = taken.pixel < piece.end;
         return taken;
       };
-#pragma unroll 1
-      for (; item + kWarps < items; item += 2 * kWarps) {
-        const Item both[2] = {take(item), take(item + kWarps)};
-        body(both);
-      }
-      if (item < items) {
-        const Item one[1] = {take(item)};
-        body(one);
-      }
-      __syncwarp();
-      if (lane_ == 0) Barrier::arrive(&control_.piece_empty[turn_.stage]);
-      turn_.next(g.pieces);
-    }
+      for_items(piece, take, body);
+    });
   }
 
   template <int kTogether>
