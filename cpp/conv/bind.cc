@@ -48,15 +48,19 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
   params->tiles_of_strip = shift::Divisor(g.tiles);
   params->tile_count = static_cast<int32_t>(layout.tile_count);
   // One warpgroup stores while the other multiplies (H200: 5 steps of 16 -4 to -13 % of time, 27 -3
-  // to -5 %, 18 without stacked rows +1 to +3 %; 27 with one warpgroup of producers +2 %). Slabs
-  // that come through a ring are read by both at once. At ieee one promotes meanwhile, which takes
-  // 2 to 10 % less time; where tiles are promoted in parts they take turns by tiles (7 %).
+  // to -5 %, 18 without stacked rows +1 to +3 %; 27 with one warpgroup of producers +2 %). A turn
+  // that ends before what is done meanwhile took 3 % less where there is much of that (27 steps of
+  // rows that are not strips; 5 steps 6 % more). Slabs that come through a ring are read by both at
+  // once. At ieee one promotes meanwhile, which takes 2 to 10 % less time; where tiles are promoted
+  // in parts they take turns by tiles (7 %).
   const bool few = layout.steps.size() <= 8;
-  params->turns =
-      policy.planes == 2 && !shift::in_parts(policy.tile_n, policy.planes) ? shift::Turns::kOfSums
-      : shift::weights_stay(g) && (few || shift::producers(policy.tile_n, policy.planes) > 128)
-          ? shift::Turns::kOfTiles
-          : shift::Turns::kNone;
+  const bool wide = shift::producers(policy.tile_n, policy.planes) > 128;
+  if (policy.planes == 2 && !shift::in_parts(policy.tile_n, policy.planes)) {
+    params->turns = shift::Turns::kOfSums;
+  } else if (shift::weights_stay(g) && (few || wide)) {
+    const bool of_issues = policy.planes == 1 && !few && g.strip == 0;
+    params->turns = of_issues ? shift::Turns::kOfIssues : shift::Turns::kOfTiles;
+  }
   params->x = buffers.x.data;
   params->x_image = buffers.x.strides[0];
   params->x_channel = buffers.x.strides[1];

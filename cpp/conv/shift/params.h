@@ -70,8 +70,9 @@ struct SharedLayout {
 /// How the two warpgroups that multiply alternate.
 enum class Turns {
   kNone,
-  kOfTiles,  ///< one multiplies while the other stores
-  kOfSums,   ///< at ieee: one multiplies while the other promotes
+  kOfTiles,   ///< one multiplies while the other stores
+  kOfIssues,  ///< the same, but a turn ends when the last products are on their way; one plane
+  kOfSums,    ///< at ieee: one multiplies while the other promotes
 };
 
 struct Params {

@@ -54,8 +54,7 @@ int32_t bytes_of_piece(const Geometry& g, int64_t rows) {
 }
 
 /// Of one plane, pieces have more than an item of 32 pixels of a group for each of the `warps` that
-/// convert them: smaller ones were 5 % slower than the lanes' own copies (H200, the transposed
-/// founding problem; at ieee 18 % faster).
+/// convert them: half as large they were 4 % slower (H200, the transposed founding problem).
 void set_pieces(int64_t room, int32_t warps, int32_t planes, Geometry* g) {
   if (g->piece_rows == 0) return;
   const int32_t whole = g->strip == 0 ? 1 : 0;  // rows that begin and end within a patch

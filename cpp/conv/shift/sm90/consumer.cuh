@@ -51,7 +51,8 @@ class Multiplier : public Products<kN, kPlanes, Element> {
     }
     return for_chunks(0, exponent, true, [&](int32_t chunk, int32_t change) {
       if constexpr (kPlanes == 1 && takes_chunks(kN)) rescale(v, change);
-      if (turns_ == Turns::kOfTiles) this->wait_turn();
+      const bool of_issues = kPlanes == 1 && turns_ == Turns::kOfIssues;
+      if (turns_ == Turns::kOfTiles || of_issues) this->wait_turn();
       if constexpr (kInParts) {
         this->multiply_in_parts(v, patch_at(first), m_block);
       } else if constexpr (kPlanes == 2) {
@@ -173,6 +174,7 @@ class Multiplier : public Products<kN, kPlanes, Element> {
         --held;
       }
     }
+    if (turns_ == Turns::kOfIssues) this->pass_turn();  // the other's products queue behind these
     if (chunk == 0) meanwhile();
     cute::warpgroup_wait<0>();
     fence(v);
