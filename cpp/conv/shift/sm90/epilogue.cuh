@@ -109,9 +109,13 @@ class Epilogue {
       const float shift[2] = {row[0].shift - (folds ? base[0] : 0.f),
                               row[1].shift - (folds ? base[1] : 0.f)};
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kValues; ++i) {
-        const int r = i / 2 % 2;
-        v[i] = fmaf(v[i], scale[r], shift[r]);
+      for (int r = 0; r < 2; ++r) {
+        if (r == 1 && p_.g.warp_channels <= 8) break;  // none of the second row's is stored
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 2 * r; i < kValues; i += 4) {
+          v[i] = fmaf(v[i], scale[r], shift[r]);
+          v[i + 1] = fmaf(v[i + 1], scale[r], shift[r]);
+        }
       }
       deviates = folds;
     } else {
