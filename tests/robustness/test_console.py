@@ -10,7 +10,7 @@ import pytest
 
 from pycutfuse.testing.repro import Outcome, cli, runner
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-conv.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-founding.json"
 INFO = ("-m", "pycutfuse", "info")
 
 
