@@ -139,7 +139,9 @@ def test(python: Path, arguments: list[str]) -> None:
     say("Testing")
     if not has_gpu(python):
         say("No GPU here: the tests that need one are skipped, and the summary counts them")
-        arguments = ["--numprocesses", "auto", *arguments]  # tests of a GPU would share it
+        # Tests of a GPU would share it. Each process has a core: torch's threads would wait for more.
+        arguments = ["--numprocesses", "auto", *arguments]
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     run(python, "-m", "pytest", *arguments)
 
 
