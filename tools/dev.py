@@ -139,7 +139,7 @@ def test(python: Path, arguments: list[str]) -> None:
     say("Testing")
     if not has_gpu(python):
         say("No GPU here: the tests that need one are skipped, and the summary counts them")
-        # Tests of a GPU would share it. Each process has a core: torch's threads would wait for more.
+        # Tests of a GPU would share it. A process has one core: more threads would wait for it.
         arguments = ["--numprocesses", "auto", *arguments]
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     run(python, "-m", "pytest", *arguments)
