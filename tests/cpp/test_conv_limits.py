@@ -99,12 +99,12 @@ def test_policies_that_no_kernel_can_run_are_refused(name: str, value: int) -> N
 )
 def test_what_is_too_large_is_refused_in_no_time(shape: tuple[Any, ...], words: str) -> None:
     """Listing all its steps, for every policy, took 7 and 2.5 s. Only an implicit GEMM has it."""
-    start = time.perf_counter()
+    start = time.process_time()
     assert _C.make_conv_plan(problem(shape), H200).policy.gemm.source == 1
     batch, channels, height, width, features, *settings = shape
     groups = (batch, 2 * channels, height, width, 2 * features, *settings[:-2], 2, False)
     assert _C.conv_why_not(problem(groups), H200) is not None
     assert _C.conv_why_slower(problem(groups), H200) is None
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     with pytest.raises(NotImplementedError, match=words):
         _C.make_conv_plan(problem(shape), H200, _C.ConvPolicy(128))
