@@ -236,6 +236,15 @@ def test_the_copy_engine_brings_x(shape: tuple[Any, ...], tier: str, pieces: str
     assert (found and found[0]) == pieces
 
 
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_patch_of_a_strip_is_whole_rows(tier: str) -> None:
+    """A few pixels more would bring another row of each piece of x."""
+    plan = _C.make_conv_plan(problem(TRANSPOSED, tier), H200)
+    assert plan.policy.strip > 0
+    _, pitch, patch = (int(word) for word in plan.packed_key.split("} ")[1].split()[:3])
+    assert patch % pitch == 0
+
+
 def test_a_policy_that_is_not_compiled() -> None:
     with pytest.raises(NotImplementedError, match="is not compiled"):
         _C.make_conv_plan(problem(BATCH_NORM), H200, _C.ConvPolicy(104))

@@ -94,8 +94,8 @@ class Consumer {
       const int32_t offset = info.offset[block_number_];
       float v[kN / 2];
       int32_t exponent = 0;
-      // In strips the producers are what is waited for, and they wait for the patch: nothing comes
-      // before its release (4 % of the transposed founding problem; H200). At ieee it would spill.
+      // In strips the producers wait for the patch: nothing comes before its release (1 % of the
+      // transposed founding problem; H200). At ieee it would spill.
       const bool later = kPlanes == 2 || p_.g.strip != 0;
       const auto prepare = [&](bool now) {
         if (now) epilogue_.prepare(tile_, block);
