@@ -61,7 +61,7 @@ class GemmPolicy:
     split_k: int
     arch: int  # 90: wgmma and TMA, 80: mma.sync and cp.async, 0 in a plan: no tensor cores
     element: int  # DType of what is multiplied: 1 float16 (planes or tensors), 2 bfloat16
-    source: int  # of A: 0 a matrix, 1 images, within a ConvPolicy
+    source: int  # of A: 0 a matrix, 3 the weight turned over; 1, 2 images, within a ConvPolicy
     trailing_blocks: int  # that split the last rows while the first tiles are multiplied
     def __init__(
         self,

@@ -254,7 +254,7 @@ int32_t compiled_policies(ConvPolicy* policies, int32_t capacity) noexcept {
   int32_t gemms = 0;
   const gemm::Instance* gathers = gemm::instances(&gemms);
   for (int32_t i = 0; i < gemms; ++i) {
-    if (gathers[i].source == Source::kMatrix) continue;
+    if (gathers[i].source == Source::kMatrix || gathers[i].source == Source::kTurned) continue;
     if (found < capacity) {
       policies[found] = ConvPolicy{};
       policies[found].planes = gathers[i].promote_k > 0 ? 2 : 1;

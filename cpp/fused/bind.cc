@@ -1,12 +1,15 @@
 /// \file
 /// What a call's buffers are to a plan's kernels.
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <new>
+#include <utility>
 
 #include "core/status.h"
 #include "device/logsumexp.h"
 #include "fused/plan.h"
+#include "gemm/turned.h"
 
 namespace cutfuse::fused {
 
@@ -73,6 +76,17 @@ Status FusedPlan::check(const FusedBuffers& buffers) const noexcept try {
   return error(Code::kOutOfMemory, "no host memory to say what is wrong");
 }
 
+bool FusedPlan::may_turn(const FusedBuffers& buffers) const noexcept {
+  const auto per_channel = [](const Operand* operands, int32_t count) {
+    return std::all_of(operands, operands + count,
+                       [](const Operand& operand) { return operand.row_stride == 0; });
+  };
+  return can_encode(gemm::turned_boxes(buffers.weight, problem_.gemm.n, problem_.gemm.k,
+                                       policy_.tile_m)) &&
+         per_channel(buffers.operands, buffers.operand_count) &&
+         (!normalises() || per_channel(buffers.after_operands, buffers.after_operand_count));
+}
+
 Status bind_programs(const FusedProblem& problem, const FusedBuffers& buffers,
                      gemm::EpilogueArguments* epilogue, DeviceProgram* after) noexcept {
   const BatchNormBuffers& bn = buffers.batch_norm;
@@ -111,7 +125,12 @@ Status FusedPlan::bind(const FusedBuffers& buffers, const Linked& linked, gemm::
   epilogue.k = k;
   epilogue.a = buffers.x;
   epilogue.b = buffers.weight;
-  if (planes() == 0) {
+  if (turned()) {
+    std::swap(epilogue.a, epilogue.b);
+    call->a_planes = buffers.weight.data;
+    call->b_planes = at<void>(workspace, x_planes_);
+    epilogue.b_words = at<int32_t>(workspace, x_words_);
+  } else if (planes() == 0) {
     call->a_planes = links_.reads_images ? linked.x_planes : buffers.x.data;
     call->b_planes = buffers.weight.data;
   } else {
@@ -151,7 +170,9 @@ Status FusedPlan::bind(const FusedBuffers& buffers, const Linked& linked, gemm::
       gemm::MomentExchange& exchange = epilogue.exchange;
       exchange.arrivals = at<uint32_t>(workspace, counts_);
       exchange.clears = splits_x() ? 0 : exchange_counts();
-      exchange.expected = static_cast<uint32_t>(gemm::padded_tile_rows(problem_.gemm, policy_));
+      exchange.expected =
+          static_cast<uint32_t>(turned() ? (m + policy_.tile_n - 1) / policy_.tile_n
+                                         : gemm::padded_tile_rows(problem_.gemm, policy_));
       exchange.batch_norm = buffers.batch_norm;
       has_bounds_only(problem_.after, &exchange.lowest, &exchange.highest);
     }
@@ -160,7 +181,17 @@ Status FusedPlan::bind(const FusedBuffers& buffers, const Linked& linked, gemm::
     epilogue.out = {at<void>(workspace, slices_), slice_row_stride(), DType::kFloat32};
     epilogue.out_pairs = true;
   }
-  return bind_programs(problem_, buffers, &epilogue, after);
+  if (Status status = bind_programs(problem_, buffers, &epilogue, after); !status.ok()) {
+    return status;
+  }
+  if (turned() && !training()) {
+    const DeviceProgram& program = epilogue.program;
+    const bool bounds = epilogue.affine_steps < program.count;
+    const Step nothing{Op::kClamp, -1, {-INFINITY, INFINITY}};
+    bounds_of(bounds ? program.steps[program.count - 1] : nothing, &epilogue.exchange.lowest,
+              &epilogue.exchange.highest);
+  }
+  return {};
 }
 
 }  // namespace cutfuse::fused

@@ -17,7 +17,7 @@ std::string FusedPlan::describe_preparation() const {
     const std::string into =
         planes() == 2 ? " into two scaled fp16 planes" : " into one scaled fp16 plane";
     std::string what = splits_x() ? "x" : "";
-    if (!problem_.weight_planes) what += what.empty() ? "weight" : " and weight";
+    if (splits_weight()) what += what.empty() ? "weight" : " and weight";
     if (!what.empty()) text += "split " + what + into;
     if (problem_.weight_planes) text += " (the frozen weight has its planes)";
     if (trailing_.tiles != 0) {
@@ -47,6 +47,13 @@ std::string FusedPlan::describe_product() const {
     text += ", three products, promoted every " + std::to_string(policy_.promote_k) + " of K";
   }
   if (!skinny()) text += ": " + to_string(policy_);
+  if (turned()) {
+    text +=
+        "\n  turned over: the weight is rounded on its way to the tensor cores; one whose rows "
+        "are not contiguous and aligned to 16 bytes, or beside operands that are not per "
+        "channel: " +
+        to_string(otherwise_->policy());
+  }
   if (splits_k()) {
     text += "\nadd " + std::to_string(policy_.split_k) + " parts of K";
   }

@@ -85,21 +85,27 @@ double fused::contraction_time(const GemmProblem& problem, const GemmPolicy& pol
   // Tiles of 64 columns were not fitted: ResNet-50's three in bf16 took 0.65 to 0.70 of the sum.
   const double k_tile = plane_count(problem) == 2
                             ? (policy.promote_k == 16 ? 1.9 : 1.1 * policy.tile_n / 128.0)
-                        : policy.tile_n == 256 ? 0.62
-                        : policy.tile_n == 64  ? 0.3
-                                               : 0.42;
+                        : policy.source == Source::kTurned ? 0.88
+                        : policy.tile_n == 256             ? 0.62
+                        : policy.tile_n == 64              ? 0.3
+                                                           : 0.42;
   return ceil_div(ceil_div(double(problem.k), 64.0), policy.split_k) * k_tile;
 }
 
 double fused::expected(const FusedProblem& problem, const Links& links, const DeviceProps& device) {
-  const GemmPolicy policy = fused::select_policy(problem, links, device);
+  return expected(problem, links, fused::select_policy(problem, links, device), device);
+}
+
+double fused::expected(const FusedProblem& problem, const Links& links, const GemmPolicy& policy,
+                       const DeviceProps& device) {
+  const bool turned = policy.source == Source::kTurned;
   if (policy.arch == kSkinny) return skinnys(problem, device);
   const auto [m, n, k, precision, dtype] = problem.gemm;
   const int32_t planes = plane_count(problem.gemm);
   double time = 6.0 + copying(problem.gemm);
   if (planes > 0 && !links.reads_planes && !links.reads_images) {
     const double split =
-        double(m) * double(k) + (problem.weight_planes ? 0.0 : double(n) * double(k));
+        double(m) * double(k) + (problem.weight_planes || turned ? 0.0 : double(n) * double(k));
     time += kLaunch + split * (4.0 + 2.0 * planes) / kBandwidth;
   }
   const bool large = policy.tile_n == 256;
@@ -112,12 +118,15 @@ double fused::expected(const FusedProblem& problem, const Links& links, const De
   if (links.reads_images) time += large ? (wide ? 18.0 : 2.0) : (wide ? 6.0 : 0.0);
   if (links.reads_images && links.images.planes_out) {
     epilogue += wide ? 1.5 : 2.5;
-  } else if (large) {
+  } else if (large && !turned) {
     epilogue *= 2.0;
   }
-  const double tiles = ceil_div(double(m), policy.tile_m) * ceil_div(double(n), policy.tile_n);
+  const GemmProblem product = fused::multiplied(problem.gemm, policy);
+  const double tiles =
+      ceil_div(double(product.m), policy.tile_m) * ceil_div(double(product.n), policy.tile_n);
   const double waves = ceil_div(tiles * policy.split_k, device.sm_count);
   time += waves * (fused::contraction_time(problem.gemm, policy) + epilogue);
+  if (turned) time += 0.12 * ceil_div(double(k), 64.0);  // the first wave's rows are not in L2
   if (policy.trailing_blocks != 0) time -= fused::trailing_gain(problem, policy, device);
   const double out = double(m) * double(n);
   if (policy.split_k > 1) time += kLaunch + out * 4.0 * (policy.split_k + 1) / kBandwidth;

@@ -18,4 +18,8 @@ double contraction_time(const GemmProblem& problem, const GemmPolicy& policy);
 /// what writes them.
 double expected(const FusedProblem& problem, const Links& links, const DeviceProps& device);
 
+/// The same by `policy`.
+double expected(const FusedProblem& problem, const Links& links, const GemmPolicy& policy,
+                const DeviceProps& device);
+
 }  // namespace cutfuse::fused

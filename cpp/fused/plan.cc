@@ -28,18 +28,21 @@ int64_t FusedPlan::partial_count() const {
                         : ceil_div(problem_.gemm.m, kPartialRows);
 }
 
-int32_t FusedPlan::tile_columns() const {
-  return static_cast<int32_t>(ceil_div(problem_.gemm.n, policy_.tile_n));
+int32_t FusedPlan::exchange_counts() const {
+  if (exchanging_blocks_ == 0) return 0;
+  const int64_t tiles = turned()
+                            ? gemm::padded_tile_rows(multiplied(problem_.gemm, policy_), policy_)
+                            : ceil_div(problem_.gemm.n, policy_.tile_n);
+  return static_cast<int32_t>(tiles);
 }
 
 bool FusedPlan::folds_ahead() const {
   if (exchanging_blocks_ != 0 && !splits_x()) return true;  // which also clears the arrivals
   const auto [m, n, k, precision, dtype] = problem_.gemm;
   const Program& program = problem_.program;
-  const bool normalises = problem_.tail == Tail::kBatchNormEval;
-  const bool affine = program.count > 0 ? gemm::is_affine(program.steps[0].op) : normalises;
+  const bool affine = program.count > 0 ? gemm::is_affine(program.steps[0].op) : normalises();
   const bool many = ceil_div(m, policy_.tile_m) * ceil_div(n, policy_.tile_n) > device_.sm_count;
-  return affine && !splits_k() && (many || normalises);
+  return affine && !splits_k() && (many || normalises() || turned());
 }
 
 Status FusedPlan::lay_out() {
@@ -57,7 +60,7 @@ Status FusedPlan::lay_out() {
   if (splits_x()) {
     if (Status status = add_planes(m, &x_planes_, &x_words_); !status.ok()) return status;
   }
-  if (planes() > 0 && !problem_.weight_planes) {
+  if (splits_weight()) {
     if (Status status = add_planes(n, &weight_planes_, &weight_words_); !status.ok()) return status;
   }
   if (training() || reduces_rows()) {
@@ -82,7 +85,8 @@ Status FusedPlan::lay_out() {
   if (skinny()) return {};
   const gemm::OperandLayout layout{leading_of(problem_.x_leading, k),
                                    leading_of(problem_.weight_leading, k), links_.images};
-  gemm_ = gemm::find_instance(policy_)->bind(problem_.gemm, policy_, layout, device_);
+  gemm_ = gemm::find_instance(policy_)->bind(multiplied(problem_.gemm, policy_), policy_, layout,
+                                             device_);
   return {};
 }
 
@@ -110,9 +114,9 @@ Status FusedPlan::split_operands(const FusedBuffers& buffers, bool trails,
   if (splits_x()) {
     Counters zeros;
     if (counts() > 0) zeros = {at<uint32_t>(buffers.workspace, counts_), counts()};
-    return split(x, problem_.weight_planes ? nullptr : &weight, k, planes(), zeros, stream);
+    return split(x, splits_weight() ? &weight : nullptr, k, planes(), zeros, stream);
   }
-  return problem_.weight_planes ? Status{} : split(weight, nullptr, k, planes(), {}, stream);
+  return splits_weight() ? split(weight, nullptr, k, planes(), {}, stream) : Status{};
 }
 
 Status FusedPlan::split_last_rows(const FusedBuffers& buffers, gemm::GemmCall* call,
@@ -129,6 +133,7 @@ Status FusedPlan::split_last_rows(const FusedBuffers& buffers, gemm::GemmCall* c
 
 Status FusedPlan::launch(const FusedBuffers& buffers, const Linked& linked,
                          void* stream) const noexcept {
+  if (turned() && !may_turn(buffers)) return otherwise_->launch(buffers, linked, stream);
   Prepared prepared;
   if (Status status = prepare(buffers, linked, &prepared, stream); !status.ok()) return status;
   return multiply(buffers, &prepared, stream);
@@ -225,6 +230,12 @@ Status make(const FusedProblem& problem, const DeviceProps& device, const GemmPo
     if (Status status = check(canonical, policy, links, device); !status.ok()) return status;
     auto made = std::make_unique<FusedPlan>(canonical, device, policy, links);
     if (Status status = made->lay_out(); !status.ok()) return status;
+    if (policy.source == Source::kTurned) {
+      auto other = std::make_unique<FusedPlan>(
+          canonical, device, select_straight_policy(canonical, links, device), links);
+      if (Status status = other->lay_out(); !status.ok()) return status;
+      made->otherwise(std::move(other));
+    }
     *plan = std::move(made);
   } catch (const std::bad_alloc&) {
     return error(Code::kOutOfMemory, "no host memory for the plan");

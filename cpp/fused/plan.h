@@ -2,8 +2,10 @@
 /// One contraction with its program and tail as stages over a workspace arena.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "core/checked_math.h"
 #include "cutfuse/fused.h"
@@ -102,6 +104,17 @@ Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links&
 GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
                          const DeviceProps& device) noexcept;
 
+/// The same among those that do not turn the problem over.
+GemmPolicy select_straight_policy(const FusedProblem& problem, const Links& links,
+                                  const DeviceProps& device) noexcept;
+
+/// Whether the kernel of Source::kTurned runs the problem, whose program is affine steps and bounds
+/// alone (with others ptxas takes minutes); of its tensors see FusedPlan::may_turn().
+bool may_turn(const FusedProblem& problem, const Links& links) noexcept;
+
+/// The product as the kernel of a plan sees it.
+GemmProblem multiplied(const GemmProblem& problem, const GemmPolicy& policy) noexcept;
+
 /// Steps and operands of the epilogue, and of the program that follows training.
 Status bind_programs(const FusedProblem& problem, const FusedBuffers& buffers,
                      gemm::EpilogueArguments* epilogue, DeviceProgram* after) noexcept;
@@ -127,13 +140,19 @@ class FusedPlan final : public Plan {
   const FusedProblem& problem() const noexcept override { return problem_; }
   const GemmPolicy& policy() const noexcept override { return policy_; }
   const DeviceProps& device() const noexcept override { return device_; }
-  int64_t workspace_bytes() const noexcept override { return arena_.size(); }
+  int64_t workspace_bytes() const noexcept override {
+    const int64_t others = otherwise_ != nullptr ? otherwise_->workspace_bytes() : 0;
+    return std::max(arena_.size(), others);
+  }
   std::string describe() const override;
   /// Its two parts: what prepare() launches, with line ends, and multiply().
   std::string describe_preparation() const;
   std::string describe_product() const;
 
   Status lay_out();
+  /// Of a plan that turns over: what runs instead where the weight or the program does not allow
+  /// it.
+  void otherwise(std::unique_ptr<FusedPlan> plan) { otherwise_ = std::move(plan); }
   /// On the current device, as all of these.
   Status launch(const FusedBuffers& buffers, const Linked& linked, void* stream) const noexcept;
   /// The first step of launch(): splits, and folds the program. Does not read linked planes.
@@ -153,6 +172,7 @@ class FusedPlan final : public Plan {
   int64_t x_planes_ = 0, x_words_ = 0, weight_planes_ = 0, weight_words_ = 0, partials_ = 0;
   int64_t slices_ = 0, folded_ = 0, counts_ = 0;
   std::unique_ptr<gemm::Launcher> gemm_;
+  std::unique_ptr<FusedPlan> otherwise_;
 
   /// Whether no tensor cores are used: few rows, summed in fp32 as they are.
   bool skinny() const { return policy_.arch == kSkinny; }
@@ -163,6 +183,11 @@ class FusedPlan final : public Plan {
     return tensors ? 0 : plane_count(problem_.gemm);
   }
   bool splits_x() const { return planes() > 0 && !links_.reads_planes && !links_.reads_images; }
+  bool turned() const { return policy_.source == Source::kTurned; }
+  bool splits_weight() const { return planes() > 0 && !problem_.weight_planes && !turned(); }
+  bool normalises() const { return problem_.tail == Tail::kBatchNormEval; }
+  /// Whether the copy engine brings the weight's rows, and operands are per channel.
+  bool may_turn(const FusedBuffers& buffers) const noexcept;
   bool empty() const { return problem_.gemm.m == 0 || problem_.gemm.n == 0; }
   bool training() const { return problem_.tail == Tail::kBatchNormTrain; }
   /// Whether the program runs in a pass after the contraction, which adds the parts of K.
@@ -172,13 +197,13 @@ class FusedPlan final : public Plan {
   bool reduces_rows() const { return problem_.tail == Tail::kLogSumExp; }
   /// Whether the program's first steps are folded before the contraction and not in every tile:
   /// where an SM has one tile at most, another launch would cost more than it saves, unless batch
-  /// norm's operands would be read there (up to 15 us from a cold L2; H200).
+  /// norm's operands would be read there (up to 15 us from a cold L2; H200). Turned layers' tiles
+  /// fold nothing themselves.
   bool folds_ahead() const;
-  int32_t tile_columns() const;
   /// Words of a call that begin at zero: blocks of each column of tiles that have arrived where
   /// they exchange moments; where rows trail, those of each tile that have been split; and where
   /// both do, what says whether all blocks run.
-  int32_t exchange_counts() const { return exchanging_blocks_ != 0 ? tile_columns() : 0; }
+  int32_t exchange_counts() const;
   int32_t gathering_words() const {
     return exchanging_blocks_ != 0 && trailing_.tiles != 0 ? 2 : 0;
   }

@@ -37,7 +37,7 @@ struct MomentExchange {
   uint32_t* gathering = nullptr;
   uint32_t blocks = 0;  ///< of the launch
   BatchNormBuffers batch_norm;
-  float lowest = 0.f;  ///< of what is stored
+  float lowest = 0.f;  ///< of what is stored, also where a layer is turned over
   float highest = 0.f;
 };
 
@@ -45,6 +45,8 @@ struct MomentExchange {
 struct EpilogueArguments {
   /// split's row words of A [M] and B [N]. A null: every row has exponent a_exponent and its
   /// non-finite elements are in the planes; both null: the tensors themselves are multiplied.
+  /// Of a layer that is turned over A is the weight and B is x; what is said of columns below is
+  /// of features, which are A's rows.
   const int32_t* a_words = nullptr;
   const int32_t* b_words = nullptr;
   int32_t a_exponent = 0;
@@ -118,8 +120,9 @@ int64_t padded_tile_rows(const GemmProblem& problem, const GemmPolicy& policy) n
 int32_t persistent_blocks(const GemmProblem& problem, const GemmPolicy& policy,
                           const DeviceProps& device) noexcept;
 
-/// Blocks of a launch in which every column of tiles is in one wave, so that its blocks may wait
-/// for each other; 0 where this would take more waves or the kernel cannot.
+/// Blocks of a launch in which every column of tiles, or of a turned layer every row, is in one
+/// wave, so that its blocks may wait for each other; 0 where this would take more waves or the
+/// kernel cannot.
 int32_t blocks_of_whole_columns(const GemmProblem& problem, const GemmPolicy& policy,
                                 const DeviceProps& device) noexcept;
 

@@ -70,7 +70,8 @@ const char* name(Raster raster) {
 const char* name(Source source) {
   return source == Source::kMatrix   ? "Source::kMatrix"
          : source == Source::kImages ? "Source::kImages"
-                                     : "Source::kNchw";
+         : source == Source::kNchw   ? "Source::kNchw"
+                                     : "Source::kTurned";
 }
 
 const char* name(DType dtype) {
@@ -176,18 +177,23 @@ int32_t gemm::persistent_blocks(const GemmProblem& problem, const GemmPolicy& po
 
 int32_t gemm::blocks_of_whole_columns(const GemmProblem& problem, const GemmPolicy& policy,
                                       const DeviceProps& device) noexcept {
-  constexpr int64_t kMostRows = 16;  // tiles: more would stream A through L2 for every column
-  if (policy.arch != 90 || policy.raster != Raster::kAlongM || policy.swizzle != 1 ||
-      policy.split_k != 1) {
+  constexpr int64_t kMost = 16;  // tiles: more would stream A through L2 for every column
+  const bool turned = policy.source == Source::kTurned;
+  const Raster raster = turned ? Raster::kAlongN : Raster::kAlongM;
+  if (policy.arch != 90 || policy.raster != raster || policy.swizzle != 1 || policy.split_k != 1) {
     return 0;
   }
   const int64_t rows = padded_tile_rows(problem, policy);
   const int64_t columns = ceil_div(problem.n, policy.tile_n);
-  if (rows == 0 || columns == 0 || rows > std::min<int64_t>(kMostRows, device.sm_count)) return 0;
-  const int64_t waves = ceil_div(columns, device.sm_count / rows);
+  if (rows == 0 || columns == 0 || (turned ? columns : rows) > kMost) return 0;
+  // Of a turned layer the rows of a cluster are multiplied side by side.
+  const int64_t together = turned ? columns * policy.cluster_m : rows;
+  const int64_t groups = turned ? rows / policy.cluster_m : columns;
+  if (together > device.sm_count) return 0;
+  const int64_t waves = ceil_div(groups, device.sm_count / together);
   // A pass over the result costs more than one wave of 32.
   if (32 * waves > 33 * ceil_div(rows * columns, device.sm_count)) return 0;
-  return static_cast<int32_t>(rows * ceil_div(columns, waves));
+  return static_cast<int32_t>(together * ceil_div(groups, waves));
 }
 
 Status check_policy(const GemmProblem& problem, const GemmPolicy& policy) noexcept try {

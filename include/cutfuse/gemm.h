@@ -29,9 +29,10 @@ inline constexpr int32_t plane_count(const GemmProblem& problem) {
 
 enum class Raster : int32_t { kAlongM = 0, kAlongN = 1 };
 
-/// What A is: a matrix in memory; what a convolution's filter meets in images; or, of a 1x1 filter,
-/// the pixels of fp32 NCHW images as they are, which at ieee are split on their way.
-enum class Source : int32_t { kMatrix = 0, kImages = 1, kNchw = 2 };
+/// What A is: a matrix in memory; what a convolution's filter meets in images; of a 1x1 filter, the
+/// pixels of fp32 NCHW images as they are, which at ieee are split on their way; or, of a layer
+/// that is turned over, the fp32 weight as it is, rounded on its way, so that tile_m is of features.
+enum class Source : int32_t { kMatrix = 0, kImages = 1, kNchw = 2, kTurned = 3 };
 
 /// Everything that selects and configures one compiled kernel. Two policies that compare equal
 /// launch the same code in the same order.
@@ -47,7 +48,7 @@ struct GemmPolicy {
   /// none of the tensor cores, and of the rest only split_k is read.
   int32_t arch = 90;
   DType element = DType::kFloat16;  ///< in shared memory: fp16, bf16; kNchw: fp32
-  Source source = Source::kMatrix;  ///< the others: within a ConvPolicy only
+  Source source = Source::kMatrix;  ///< kImages and kNchw: within a ConvPolicy only
   /// Blocks, an SM each and two a cluster, that split the last rows of an fp32 operand while the
   /// first tiles are multiplied; 0: all rows are split before.
   int32_t trailing_blocks = 0;
@@ -80,8 +81,8 @@ CUTFUSE_API int32_t select_split_k(const GemmProblem& problem, const GemmPolicy&
 /// kNotSupported unless `policy` is compiled and multiplies what the problem has.
 CUTFUSE_API Status check_policy(const GemmProblem& problem, const GemmPolicy& policy) noexcept;
 
-/// The compiled policies of matrices, for tests that force each in turn: returns how many there are
-/// and writes the first `capacity` of them.
+/// The compiled policies of matrices, for tests that force each in turn: returns how many
+/// there are and writes the first `capacity` of them.
 CUTFUSE_API int32_t compiled_policies(GemmPolicy* policies, int32_t capacity) noexcept;
 
 }  // namespace cutfuse

@@ -7,6 +7,7 @@ from pycutfuse.testing.forcing import (
     forced_policy,
     kinds_of,
     slow_problems_taken,
+    turned_policy,
 )
 from pycutfuse.testing.generators import DISTRIBUTIONS, generate, integers
 from pycutfuse.testing.memory import LAYOUTS, GuardError, Guards, guarded, strided
@@ -31,4 +32,5 @@ __all__ = [
     "no_worse",
     "slow_problems_taken",
     "strided",
+    "turned_policy",
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pycutfuse._knobs import knobs
+from pycutfuse._loader import native
 from pycutfuse.ops import _launch
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 Kind = tuple[torch.dtype, str]
 
+TURNED = 3  # GemmPolicy.source of layers that are turned over
+
 # Dtype and tier of every kind of call that kernels run.
 KINDS: tuple[Kind, ...] = (
     (torch.float32, "ieee"),
@@ -22,6 +25,17 @@ KINDS: tuple[Kind, ...] = (
     (torch.float16, "ieee"),
     (torch.bfloat16, "ieee"),
 )
+
+
+def turned_policy(raster: int = 1) -> "GemmPolicy":
+    """That of layers that are turned over, which ``_C.compiled_policies()`` leaves out.
+
+    It takes fp32 at tf32 with a program of affine steps and bounds alone.
+    """
+    binding = native().binding
+    assert binding is not None
+    policy: GemmPolicy = binding.GemmPolicy(128, 256, 2, 0, raster, source=TURNED)
+    return policy
 
 
 def kinds_of(policy: "GemmPolicy | None") -> tuple[Kind, ...]:
@@ -36,6 +50,8 @@ def kinds_of(policy: "GemmPolicy | None") -> tuple[Kind, ...]:
         return KINDS
     if policy.promote_k:
         return KINDS[:1]
+    if policy.source == TURNED:
+        return KINDS[1:2]
     return KINDS[3:] if policy.element == 2 else KINDS[1:3]
 
 

@@ -134,7 +134,9 @@ def test_blocks_exchange_moments_where_columns_of_tiles_fit_a_wave(kind: Kind) -
     assert exchanges(2, 100)
     assert exchanges(2048, 300, after=(pcf.relu(),))
     assert exchanges(300, 300, after=(pcf.clamp(-1.0, 1.0),))
-    assert not exchanges(2049, 8192)
+    # Of a layer that is turned over 2049 rows are nine tiles.
+    assert exchanges(2049, 8192) == (kind == (torch.float32, "tf32"))
+    assert not exchanges(16384, 4096)
     assert not exchanges(1024, 8192, after=(pcf.sigmoid(),))
     assert not exchanges(1024, 8192, after=(pcf.relu(), pcf.mul(2.0)))
     assert exchanges(1024, 8192, after=(pcf.relu(), pcf.mul(1.0)))  # which changes nothing

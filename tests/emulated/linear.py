@@ -16,6 +16,7 @@ from pycutfuse.testing import (
 )
 from pycutfuse.testing.forcing import KINDS, Kind
 
+from ..cases import turned
 from . import session
 from .plugin import binding
 
@@ -141,3 +142,26 @@ def test_batch_norm_of_a_linear_layer(policy: object, size: tuple[int, int, int]
     torch.testing.assert_close(result.double(), expected, rtol=close, atol=close)
     for own, value in zip(ours, exact, strict=True):
         torch.testing.assert_close(own.double(), value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", turned.SIZES, ids=str)
+def test_layers_that_are_turned_over(size: tuple[int, int, int]) -> None:
+    turned.check_whole_numbers(size, "cpu")
+
+
+def test_layers_that_are_not_turned_over_for_their_tensors() -> None:
+    turned.check_others_are_straight("cpu")
+
+
+def test_ranges_of_turned_layers() -> None:
+    turned.check_ranges("cpu")
+
+
+def test_turned_layers_that_are_not_finite() -> None:
+    turned.check_not_finite("cpu")
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 2.0**14])
+def test_batch_norm_of_turned_layers(training: bool, factor: float) -> None:
+    turned.check_batch_norm(training, factor, "cpu")

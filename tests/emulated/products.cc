@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <map>
 
@@ -17,7 +18,8 @@ constexpr unsigned kGroup = 128;  // threads of a warpgroup
 /// One instruction of one thread, on its way.
 struct Product {
   std::vector<float*> sums;
-  uint64_t a, b;  // descriptors
+  uint64_t a, b;        // descriptors
+  bool a_in_registers;  // of the warpgroup's threads
   bool add, bfloat;
   int64_t number;  // of the thread's products, the same in all threads of a warpgroup
 };
@@ -30,6 +32,7 @@ std::vector<Groups> of_threads;
 
 /// Operands as all threads of a warpgroup read them: [row][k].
 struct Operands {
+  unsigned writers = 0;  // threads that have said what of A they hold
   unsigned readers = 0;
   std::vector<float> a, b;
 };
@@ -89,8 +92,9 @@ void finish(const Product& product) {
   const int columns = static_cast<int>(product.sums.size()) * 2;
   const std::pair<unsigned, int64_t> key{here->number / kGroup, product.number};
   Operands& operands = of_warpgroups[key];
+  if (product.a_in_registers) wait_until([&] { return operands.writers == kGroup; });
   if (operands.readers == 0) {
-    operands.a = read_matrix(product.a, 64, product.bfloat);
+    if (!product.a_in_registers) operands.a = read_matrix(product.a, 64, product.bfloat);
     operands.b = read_matrix(product.b, columns, product.bfloat);
   }
   const unsigned thread = here->thread.x % kGroup, lane = thread % 32;
@@ -106,6 +110,24 @@ void finish(const Product& product) {
   if (++operands.readers == kGroup) of_warpgroups.erase(key);
 }
 
+/// The 64 x 16 values of A that a thread holds, as an instruction begins.
+void hold(const Call& call, const std::vector<Argument>& words, int64_t number, bool bfloat) {
+  Operands& operands = of_warpgroups[{here->number / kGroup, number}];
+  operands.a.resize(64 * 16);
+  const unsigned thread = here->thread.x % kGroup, lane = thread % 32;
+  for (unsigned i = 0; i < words.size(); ++i) {
+    const auto word = static_cast<uint32_t>(call.get(words[i]));
+    const unsigned row = thread / 32 * 16 + lane / 4 + i % 2 * 8;
+    for (unsigned k = 0; k < 2; ++k) {
+      const auto half = static_cast<uint16_t>(word >> 16 * k);
+      unsigned char bytes[2];
+      std::memcpy(bytes, &half, 2);
+      operands.a[row * 16 + i / 2 * 8 + lane % 4 * 2 + k] = value_of(bytes, bfloat);
+    }
+  }
+  ++operands.writers;
+}
+
 Groups& mine() {
   if (of_threads.size() <= here->number) of_threads.resize(here->number + 1);
   return of_threads[here->number];
@@ -116,9 +138,9 @@ Groups& mine() {
 void multiply(Call& call, const Instruction& i) {
   const bool half = i.name.find(".f32.f16.f16") != std::string::npos;
   const bool bfloat = i.name.find(".f32.bf16.bf16") != std::string::npos;
-  if ((!half && !bfloat) || i.arguments[1].kind == Argument::kVector ||
-      call.get(i.arguments[4]) != 1 || call.get(i.arguments[5]) != 1 ||
-      call.get(i.arguments[6]) != 0 || call.get(i.arguments[7]) != 0) {
+  const bool held = i.arguments[1].kind == Argument::kVector;
+  if ((!half && !bfloat) || call.get(i.arguments[4]) != 1 || call.get(i.arguments[5]) != 1 ||
+      call.get(i.arguments[6]) != 0 || (!held && call.get(i.arguments[7]) != 0)) {
     std::fprintf(stderr, "not emulated: %s of such operands\n", i.name.c_str());
     std::abort();
   }
@@ -126,11 +148,13 @@ void multiply(Call& call, const Instruction& i) {
   for (const Argument& to : i.arguments[0].parts) {
     product.sums.push_back(static_cast<float*>(call.given[to.index].to));
   }
-  product.a = call.get(i.arguments[1]);
+  product.a_in_registers = held;
+  product.a = held ? 0 : call.get(i.arguments[1]);
   product.b = call.get(i.arguments[2]);
   product.add = call.get(i.arguments[3]) != 0;
   product.bfloat = bfloat;
   product.number = mine().count++;
+  if (held) hold(call, i.arguments[1].parts, product.number, bfloat);
   mine().open.push_back(std::move(product));
 }
 

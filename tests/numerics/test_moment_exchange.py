@@ -9,15 +9,16 @@ from torch.profiler import ProfilerActivity, profile
 import pycutfuse as pcf
 from pycutfuse.program import encode
 from pycutfuse.reference import apply_program
-from pycutfuse.testing import forced_policy, generate, guarded, kinds, kinds_of
+from pycutfuse.testing import forced_policy, generate, guarded, kinds, kinds_of, turned_policy
 
-from .test_integers import RUNS, TOLERANCES, draw
+from .test_integers import RUNS, TOLERANCES, draw, policies
 
 pytestmark = pytest.mark.cuda
 
 INF = float("inf")
 
 # One row of tiles, a padded cluster, several waves, most rows of tiles, and more than those.
+TURNED = [(turned_policy(), torch.float32, "tf32")] if policies() else []
 SIZES = [(2, 130, 70), (300, 700, 129), (1000, 3001, 65), (2048, 2500, 72), (2049, 300, 64)]
 
 
@@ -51,7 +52,7 @@ class Norm:
         return F.batch_norm(z, mean, var, *terms, True, momentum), mean, var
 
 
-@pytest.mark.parametrize(("policy", "dtype", "tier"), RUNS, ids=repr)
+@pytest.mark.parametrize(("policy", "dtype", "tier"), [*RUNS, *TURNED], ids=repr)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_results_and_statistics(policy, dtype, tier: str, size, fused: None) -> None:
     m, n, k = size

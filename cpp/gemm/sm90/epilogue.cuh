@@ -23,6 +23,7 @@
 #include "gemm/sm90/nchw_repair.cuh"
 #include "gemm/sm90/partials.cuh"
 #include "gemm/sm90/store.cuh"
+#include "gemm/sm90/turned.cuh"
 #include "gemm/stage.cuh"
 #include "gemm/unscale.cuh"
 #include "program/executor.cuh"
@@ -34,11 +35,15 @@ class ProgramEpilogue {
  public:
   static constexpr int kTileM = cute::size<0>(TileShape{});
   static constexpr int kTileN = cute::size<1>(TileShape{});
-  static constexpr bool kImages = kSource != Source::kMatrix;
   static constexpr bool kNchw = kSource == Source::kNchw;
+  static constexpr bool kImages = kSource == Source::kImages || kNchw;
+  static constexpr bool kTurned = kSource == Source::kTurned;
   static constexpr int kRowStep = kRowStep_;
-  // Slots of planes leave room for fewer operands.
-  static constexpr int kOperands = !kNchw ? staged_operands(kTileN) : kTileN == 64 ? 2 : 7;
+  // Slots of planes leave room for fewer operands; those of turned layers are of rows.
+  static constexpr int kOperands = kTurned        ? 0
+                                   : !kNchw       ? staged_operands(kTileN)
+                                   : kTileN == 64 ? 2
+                                                  : 7;
   using Fragment = AccumulatorCoordinates<kTileN, kRowStep, kOperands>;
   using Coordinates = std::conditional_t<kImages, ImageCoordinates<Fragment>, Fragment>;
   static constexpr int kSize = Coordinates::kSize;
@@ -58,7 +63,7 @@ class ProgramEpilogue {
 
   static constexpr int kWarps = 8;
   struct SharedStorage {
-    WarpStorage<kTileN> warps[kWarps];
+    WarpStorage<kTileN> warps[kTurned ? 1 : kWarps];
     Staged<Coordinates, kTileM, kTileN> staged;
   };
 
@@ -100,6 +105,14 @@ class ProgramEpilogue {
     const auto all = [](bool mine) { return bool(__all_sync(0xffffffffu, mine)); };
     wait_for_rows<kTileM, kTileN>(params_.arriving, int(cute::get<0>(block)),
                                   int(cute::get<1>(block)), lane);
+    const int first_column = int(cute::get<1>(block)) * kTileN;
+    const int columns = int(cute::get<1>(problem));
+    if constexpr (kTurned) {
+      const bool plain =
+          stage_words<kTileN>(params_.b_words, first_column, columns, lane, staged.slots);
+      if (lane == 0) staged.columns_plain = plain;
+      return;
+    }
     const int first_row = int(cute::get<0>(block)) * kTileM;
     const int last_row = int(cute::get<0>(problem)) - 1;
     bool rows_plain = true;
@@ -112,8 +125,7 @@ class ProgramEpilogue {
       staged.row_words[row] = word;
     }
     const bool plain = stage_columns<Coordinates, kTileN, kThreads>(
-        params_, int(cute::get<1>(block)) * kTileN, int(cute::get<1>(problem)), all(rows_plain),
-        lane, staged.slots, all);
+        params_, first_column, columns, all(rows_plain), lane, staged.slots, all);
     if (lane == 0) staged.columns_plain = plain;
   }
 
@@ -124,15 +136,32 @@ class ProgramEpilogue {
                              SharedStorage& storage, const Release& release) {
     static_assert(decltype(cute::size(accumulators))::value == kSize);
     auto& v = *reinterpret_cast<float (*)[kSize]>(&accumulators(0));
-    const auto& staged = storage.staged;
-    const int warp = thread / 32;
     const int lane = thread % 32;
     const int own_row = first_row_of<kRowStep>(thread);
     const Fragment fragment{int(cute::get<0>(block)) * kTileM + own_row,
                             int(cute::get<1>(block)) * kTileN + (lane % 4) * 2,
                             int(cute::get<0>(problem)), int(cute::get<1>(problem)),
-                            cute::cast_smem_ptr_to_uint(staged.slots) + lane % 4 * 8};
+                            cute::cast_smem_ptr_to_uint(storage.staged.slots) + lane % 4 * 8};
     const Coordinates at = coordinates(fragment);
+    if constexpr (kTurned) {
+      finish_turned(block, v, at, thread, storage);
+      release();
+    } else {
+      finish_straight(block, v, at, thread, storage, release);
+    }
+  }
+
+ private:
+  const Params& params_;  // in the kernel's constant bank; a copy would go to local memory
+
+  template <class BlockCoord, class Release>
+  CUTLASS_DEVICE void finish_straight(const BlockCoord& block, float (&v)[kSize],
+                                      const Coordinates& at, int thread, SharedStorage& storage,
+                                      const Release& release) {
+    const auto& staged = storage.staged;
+    const int warp = thread / 32;
+    const int lane = thread % 32;
+    const int own_row = first_row_of<kRowStep>(thread);
     const int (&rows)[kTileM] = staged.row_words;
     const int row_words[2] = {rows[own_row], rows[own_row + kRowStep]};
     int step = 0;
@@ -162,8 +191,19 @@ class ProgramEpilogue {
     }
   }
 
- private:
-  const Params& params_;  // in the kernel's constant bank; a copy would go to local memory
+  template <class BlockCoord>
+  CUTLASS_DEVICE void finish_turned(const BlockCoord& block, float (&v)[kSize],
+                                    const Coordinates& at, int thread, SharedStorage& storage) {
+    const int lane = thread % 32;
+    unscale_turned(v, at, storage.staged.columns_plain, params_, lane);
+    apply_affine_rows(v, at, params_);
+    if (params_.partials != nullptr) store_turned_moments(v, at, lane, params_);
+    if (params_.exchange.arrivals != nullptr) {
+      normalise_rows_together<kTileM>(v, at, thread, int(cute::get<0>(block)),
+                                      cute::get<1>(block) == 0, storage.warps, params_);
+    }
+    store_turned(v, at, params_.out, params_.out_pairs);
+  }
 
   template <class BlockCoord>
   CUTLASS_DEVICE void store(const BlockCoord& block, float (&v)[kSize], const Coordinates& at,

@@ -19,6 +19,7 @@
 #include "gemm/sm90/mainloop.cuh"
 #include "gemm/sm90/nchw_mainloop.cuh"
 #include "gemm/sm90/nchw_split_mainloop.cuh"
+#include "gemm/sm90/turned_mainloop.cuh"
 
 namespace cutfuse::gemm::sm90 {
 
@@ -29,9 +30,12 @@ class Sm90Gemm final : public Launcher {
       cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<2 * kTileK / sizeof(Element)>>;
   using ClusterShape = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
   static constexpr int kPlanes = kPromoteK == 0 ? 1 : 2;
-  static constexpr bool kImages = kSource != Source::kMatrix;
   static constexpr bool kNchw = kSource == Source::kNchw;
+  static constexpr bool kImages = kSource == Source::kImages || kNchw;
+  static constexpr bool kTurned = kSource == Source::kTurned;
+  static constexpr bool kOwnMap = kImages || kTurned;  // of A
   static constexpr bool kTf32 = std::is_same_v<Element, float>;
+  static_assert(!kTurned || kPlanes == 1);
   static_assert((kNchw || !kTf32) && (!kNchw || kClusterM == 1));
   using MatrixMainloop =
       std::conditional_t<kPlanes == 1, PlainMainloop<Element, TileShape, ClusterShape, kStages, 1>,
@@ -40,8 +44,10 @@ class Sm90Gemm final : public Launcher {
                                             NchwSplitMainloop<TileShape, kStages, kPromoteK>>;
   using Mainloop = std::conditional_t<
       kNchw, PlanesMainloop,
-      std::conditional_t<kImages, ImageMainloop<MatrixMainloop>, MatrixMainloop>>;
-  using Epilogue = EpilogueCollective<TileShape, kSource, kTf32 ? 4 : 8>;
+      std::conditional_t<
+          kTurned, TurnedMainloop<TileShape, ClusterShape, kStages>,
+          std::conditional_t<kImages, ImageMainloop<MatrixMainloop>, MatrixMainloop>>>;
+  using Epilogue = EpilogueCollective<TileShape, kSource, kTurned ? 1 : kTf32 ? 4 : 8>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
   using Params = typename Kernel::Params;
@@ -69,6 +75,14 @@ class Sm90Gemm final : public Launcher {
             replace_address(params.mainloop.tma_load_a.get_tma_descriptor(), call.a_planes);
         !status.ok())
       return status;
+    if constexpr (kTurned) {
+      // One that was encoded for rows as far apart.
+      if (call.epilogue.a.row_stride != row_stride_) {
+        auto* map =
+            const_cast<cute::TmaDescriptor*>(params.mainloop.tma_load_a.get_tma_descriptor());
+        if (Status status = encode(call, map); !status.ok()) return status;
+      }
+    }
     if (Status status =
             replace_address(params.mainloop.tma_load_b.get_tma_descriptor(), call.b_planes);
         !status.ok())
@@ -138,7 +152,8 @@ class Sm90Gemm final : public Launcher {
   std::once_flag counted_once_;
   int32_t resident_blocks_ = 0;
   Params params_;
-  Matrix out_;  // what out_map was encoded for
+  Matrix out_;              // what out_map was encoded for
+  int64_t row_stride_ = 0;  // and a turned layer's map of A
 
   static cudaLaunchAttribute cluster_attribute() {
     cudaLaunchAttribute attribute{};
@@ -166,12 +181,12 @@ class Sm90Gemm final : public Launcher {
     args.problem_shape = {m, n, Mainloop::kernel_k(k, policy_.split_k), policy_.split_k};
     args.mainloop.planes.ptr_B = static_cast<const Element*>(call.b_planes);
     args.mainloop.planes.dB = {layout_.b_leading, cute::_1{}, problem_.n * layout_.b_leading};
-    if constexpr (kImages) {
+    if constexpr (kOwnMap) {
       // A's map is put in place of this one.
       args.mainloop.planes.ptr_A = args.mainloop.planes.ptr_B;
       args.mainloop.planes.dA = args.mainloop.planes.dB;
       args.mainloop.m = n;
-      args.mainloop.images = layout_.images;
+      if constexpr (kImages) args.mainloop.images = layout_.images;
     } else {
       args.mainloop.planes.ptr_A = static_cast<const Element*>(call.a_planes);
       args.mainloop.planes.dA = {layout_.a_leading, cute::_1{}, problem_.m * layout_.a_leading};
@@ -187,12 +202,13 @@ class Sm90Gemm final : public Launcher {
     using Order = decltype(args.scheduler.raster_order);
     args.scheduler.raster_order = policy_.raster == Raster::kAlongN ? Order::AlongN : Order::AlongM;
     params_ = Kernel::to_underlying_arguments(args, nullptr);
-    if constexpr (kImages) {
+    if constexpr (kOwnMap) {
       params_.epilogue.images = layout_.images;
+      row_stride_ = call.epilogue.a.row_stride;
       auto* map =
           const_cast<cute::TmaDescriptor*>(params_.mainloop.tma_load_a.get_tma_descriptor());
-      if (Status status = encode(call.a_planes, map); !status.ok()) return status;
-      if (layout_.images.planes_out) return {};
+      if (Status status = encode(call, map); !status.ok()) return status;
+      if (kTurned || layout_.images.planes_out) return {};
     }
     out_ = call.epilogue.out;
     const int64_t alignment = 16 / size_of(out_.dtype);
@@ -206,13 +222,15 @@ class Sm90Gemm final : public Launcher {
     return {};
   }
 
-  /// A's map, of images.
-  Status encode(const void* data, CUtensorMap* map) const noexcept {
+  /// A's map, of images or of a turned layer's rows.
+  Status encode(const GemmCall& call, CUtensorMap* map) const noexcept {
     const Images& images = layout_.images;
-    if constexpr (kNchw) {
-      return encode_boxes(pixel_boxes_of(images, data, kTf32), map);
+    if constexpr (kTurned) {
+      return encode_boxes(turned_boxes(call.epilogue.a, problem_.m, problem_.k, kTileM), map);
+    } else if constexpr (kNchw) {
+      return encode_boxes(pixel_boxes_of(images, call.a_planes, kTf32), map);
     } else {
-      return encode_images(boxes_of(images, data, kPlanes, policy_.element, kTileM), map);
+      return encode_images(boxes_of(images, call.a_planes, kPlanes, policy_.element, kTileM), map);
     }
   }
 

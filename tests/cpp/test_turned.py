@@ -1,0 +1,93 @@
+"""Layers that are turned over: which, and what their plans say and need."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import pycutfuse as pcf
+from pycutfuse.program import EMPTY, encode
+from pycutfuse.support import Problem, fused_problem
+from pycutfuse.testing import turned_policy
+from pycutfuse.testing.forcing import TURNED
+
+from .native import binding
+
+_C = binding()
+FOUNDING = (1024, 8192, 8192)
+BIASED = encode((pcf.add(torch.ones(1)), pcf.mul(2.0)))
+
+
+def plan(
+    size: tuple[int, int, int],
+    tier: str = "tf32",
+    tail: str = "none",
+    program: Any = BIASED,
+    after: Any = EMPTY,
+    frozen: bool = False,
+    policy: Any = None,
+    device: Any = None,
+) -> Any:
+    problem = Problem(*size, program, tail, after, tier, torch.float32, frozen, 0, 0, 0)
+    return _C.make_plan(fused_problem(problem), device or _C.DeviceProps(), policy)
+
+
+@pytest.mark.parametrize("tail", ["none", "batch_norm_train", "batch_norm_eval"])
+def test_a_large_weight_and_few_rows(tail: str) -> None:
+    found = plan(FOUNDING, tail=tail)
+    assert found.policy.source == TURNED
+    text = found.describe()
+    assert text.startswith("split x into one scaled fp16 plane")
+    assert "turned over" in text
+    straight = plan(FOUNDING, tail=tail, frozen=True)
+    assert straight.policy.source == 0
+    assert "turned over" not in straight.describe()
+
+
+def test_what_is_not_turned_over() -> None:
+    assert plan(FOUNDING, "ieee").policy.source == 0
+    assert plan(FOUNDING, tail="logsumexp").policy.source == 0
+    assert plan(FOUNDING, program=encode((pcf.gelu(),))).policy.source == 0
+    assert plan((16384, 4096, 4096)).policy.source == 0
+    assert plan((8192, 1024, 1024)).policy.source == 0
+    ampere = _C.DeviceProps(major=8, minor=0, sm_count=108)
+    assert plan(FOUNDING, device=ampere).policy.source == 0
+
+
+@pytest.mark.parametrize("last", [pcf.relu(), pcf.clamp(0.0, 6.0), pcf.maximum(0.5)])
+def test_programs_may_end_in_bounds(last: Any) -> None:
+    bounded = encode((pcf.mul(2.0), last))
+    assert plan(FOUNDING, program=bounded).policy.source == TURNED
+    assert plan(FOUNDING, tail="batch_norm_eval", after=bounded).policy.source == TURNED
+    # Moments are of what is stored, and bounds come after batch norm.
+    assert plan(FOUNDING, tail="batch_norm_train", program=bounded).policy.source == 0
+    assert plan(FOUNDING, tail="batch_norm_eval", program=bounded).policy.source == 0
+    assert plan(FOUNDING, program=encode((last, pcf.mul(2.0)))).policy.source == 0
+
+
+def test_blocks_of_a_row_of_tiles_exchange_moments_in_one_wave() -> None:
+    text = plan(FOUNDING, tail="batch_norm_train").describe()
+    assert "wait for each other" in text
+    assert "normalise in place" not in text
+    # Of 17 tiles a row they would stream the weight from L2 too often.
+    many = plan((4352, 8192, 8192), tail="batch_norm_train", policy=turned_policy())
+    assert "normalise in place" in many.describe()
+
+
+def test_the_workspace_holds_no_planes_of_the_weight() -> None:
+    m, n, k = FOUNDING
+    turned, straight = plan(FOUNDING), plan((m, n + 128, k), frozen=True)
+    # What runs where the weight's rows are not aligned has to fit, too.
+    other = plan(FOUNDING, policy=_C.GemmPolicy(128, 256, 2, 0, 1))
+    assert straight.workspace_bytes < 2 * m * k + 2**20
+    assert turned.workspace_bytes >= other.workspace_bytes
+
+
+def test_a_forced_policy_says_what_it_does_not_take() -> None:
+    for options in ({"tier": "ieee"}, {"frozen": True}, {"tail": "logsumexp"}):
+        with pytest.raises(NotImplementedError, match=r"turns over|does not multiply"):
+            plan(FOUNDING, policy=turned_policy(), **options)
+    split = turned_policy()
+    split.split_k = 2
+    with pytest.raises(NotImplementedError, match="not in parts of K"):
+        plan(FOUNDING, policy=split)
