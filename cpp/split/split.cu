@@ -210,6 +210,7 @@ Status launch_rows(const Work& first, const Work* second, bool vector, const Cou
   if (k <= kBlock * kGroup) return launch_by(launch_rows<kBlock, 1>);
   if (k <= kBlock * kGroup * 2) return launch_by(launch_rows<kBlock, 2>);
   if (k <= kBlock * kGroup * 4) return launch_by(launch_rows<kBlock, 4>);
+  if (k <= kBlock * kGroup * 8) return launch_by(launch_rows<kBlock, 8>);
   return launch_by(launch_rows<kBlock, 0>);
 }
 

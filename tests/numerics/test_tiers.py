@@ -30,7 +30,7 @@ def draw(distribution: str, *shape: int, seed: int, kind: Kind) -> Tensor:
 
 @pytest.mark.parametrize("kind", COARSE, ids=str)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize("k", [64, 512, 4096, 20000])
+@pytest.mark.parametrize("k", [64, 512, 4096, 11008, 20000])
 def test_linear_over_the_reduced_size(kind: Kind, distribution: str, k: int, fused: None) -> None:
     linear_is_no_worse(kind, distribution, k)
 
