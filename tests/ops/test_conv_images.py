@@ -83,7 +83,9 @@ def test_what_only_a_forced_policy_takes_is_launched(binding: ConvBinding) -> No
     """Its plan says what it does not take, in place of what is selected."""
     case = ConvCase(channels=130)
     tensors = case.draw(draw)
-    torch.testing.assert_close(launch(case, *tensors), case.theirs(*tensors))
+    # Sums of 1170 products, in an order that depends on the host.
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(launch(case, *tensors), case.theirs(*tensors), **close)
     assert binding.launched == 1
     prepared = _conv.prepare_conv2d(*tensors, **case.options, precision="ieee")
     with forced_conv_policy(None):
