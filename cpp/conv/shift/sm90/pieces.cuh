@@ -172,11 +172,12 @@ class PieceReader {
   /// Of one phase: a piece has eight channels.
   template <class Body>
   CUTLASS_DEVICE void for_channels(const Patches& patches, const Body& body) {
-    const int32_t channel = p_.g.piece_rows * p_.g.pitch * 4;
-    for_pieces(patches, 1, 4, [&](const Piece& piece, int32_t group) {
+    const int32_t step = p_.g.stride_w * 4;  // more than 4 where dilation is a multiple of strides
+    const int32_t channel = p_.g.piece_rows * p_.g.pitch * step;
+    for_pieces(patches, 1, step, [&](const Piece& piece, int32_t group) {
       const auto take = [&](int32_t item) {
         Item taken;
-        const char* from = piece.from + item * 128;
+        const char* from = piece.from + item * (32 * step);
         CUTLASS_PRAGMA_UNROLL
         for (int c = 0; c < kLanes; ++c) load<1>(from + c * channel, &taken.v[c]);
         taken.pixel = piece.begin + item * 32 + lane_;
