@@ -106,7 +106,10 @@ def _policy(config: Config) -> Any:
     dtype = getattr(torch, config.x.dtype)
     narrow = dtype is not torch.float32
     tier = "ieee" if narrow else settings.resolve_tier(config.precision or "default")
-    every = (*binding.compiled_policies(), turned_policy())
+    every = [*binding.compiled_policies()]
+    steps = {step.name for step in (*config.program, *config.after)}
+    if not config.frozen and steps <= {"add", "sub", "mul"}:
+        every.append(turned_policy())
     policies = [p for p in every if (dtype, tier) in kinds_of(p)]
     if not policies:
         return None
