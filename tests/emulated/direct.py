@@ -200,7 +200,9 @@ def test_an_infinity_outweighs_products_that_overflow(direct: int, layout: str) 
         x[:, :, h + 1 :] = 2.0**100
         with forced(direct):
             result = case.ours(x, weight * 2.0**100, None)
-        assert torch.equal(kinds(result), kinds(case.theirs(x, weight * 2.0**100, None)))
+        # Of fp64, whose products do not overflow: some hosts' torch has NaN there.
+        expected = case.theirs(x.double(), weight.double() * 2.0**100, None).float()
+        assert torch.equal(kinds(result), kinds(expected))
 
 
 @either_kernel
