@@ -1,7 +1,6 @@
 /// \file
 /// What a call's buffers are to a plan's kernels.
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <new>
 #include <utility>
@@ -185,10 +184,9 @@ Status FusedPlan::bind(const FusedBuffers& buffers, const Linked& linked, gemm::
     return status;
   }
   if (turned() && !training()) {
+    // Infinite ones where the last step, or the unset first one, is another.
     const DeviceProgram& program = epilogue.program;
-    const bool bounds = epilogue.affine_steps < program.count;
-    const Step nothing{Op::kClamp, -1, {-INFINITY, INFINITY}};
-    bounds_of(bounds ? program.steps[program.count - 1] : nothing, &epilogue.exchange.lowest,
+    bounds_of(program.steps[std::max(program.count - 1, 0)], &epilogue.exchange.lowest,
               &epilogue.exchange.highest);
   }
   return {};

@@ -82,8 +82,8 @@ CUTFUSE_API int32_t select_split_k(const GemmProblem& problem, const GemmPolicy&
 /// kNotSupported unless `policy` is compiled and multiplies what the problem has.
 CUTFUSE_API Status check_policy(const GemmProblem& problem, const GemmPolicy& policy) noexcept;
 
-/// The compiled policies of matrices, for tests that force each in turn: returns how many
-/// there are and writes the first `capacity` of them.
+/// The compiled policies of matrices, for tests that force each in turn: returns how many there are
+/// and writes the first `capacity` of them.
 CUTFUSE_API int32_t compiled_policies(GemmPolicy* policies, int32_t capacity) noexcept;
 
 }  // namespace cutfuse

@@ -74,10 +74,10 @@ def test_blocks_of_a_row_of_tiles_exchange_moments_in_one_wave() -> None:
     assert "normalise in place" in many.describe()
 
 
-def test_the_workspace_holds_no_planes_of_the_weight() -> None:
+def test_the_workspace_is_enough_for_what_may_run_instead() -> None:
+    """Where the weight's rows are not aligned: that has planes of both."""
     m, n, k = FOUNDING
     turned, straight = plan(FOUNDING), plan((m, n + 128, k), frozen=True)
-    # What runs where the weight's rows are not aligned has to fit, too.
     other = plan(FOUNDING, policy=_C.GemmPolicy(128, 256, 2, 0, 1))
     assert straight.workspace_bytes < 2 * m * k + 2**20
     assert turned.workspace_bytes >= other.workspace_bytes

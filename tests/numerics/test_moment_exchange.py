@@ -17,8 +17,9 @@ pytestmark = pytest.mark.cuda
 
 INF = float("inf")
 
-# One row of tiles, a padded cluster, several waves, most rows of tiles, and more than those.
 TURNED = [(turned_policy(), torch.float32, "tf32")] if policies() else []
+
+# One row of tiles, a padded cluster, several waves, most rows of tiles, and more than those.
 SIZES = [(2, 130, 70), (300, 700, 129), (1000, 3001, 65), (2048, 2500, 72), (2049, 300, 64)]
 
 
