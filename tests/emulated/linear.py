@@ -45,6 +45,30 @@ def test_linear_layers(policy: object, layout: str, size: tuple[int, int, int]) 
     assert torch.equal(result, F.leaky_relu(expected, 0.5).to(kind[0]))
 
 
+@pytest.mark.parametrize(
+    "policy", [p for p in binding.compiled_policies() if p.arch == 90], ids=repr
+)
+@pytest.mark.parametrize("n", [200, 77])
+def test_bounds_after_affine_steps(policy: object, n: int) -> None:
+    """In rows of whole pieces of 16 bytes and not, beside rows and columns that are not finite."""
+    m, k, inf, kind = 150, 136, float("inf"), kinds_of(policy)[0]
+    x, weight, vector, other = (
+        whole(s, i).to(kind[0]) for i, s in enumerate([(m, k), (n, k), (n,), (n,)])
+    )
+    x[3, 5], x[140, 7], weight[60, 2] = inf, -inf, float("nan")
+    for bounds in (pcf.relu(), pcf.clamp(-20.0, 90.0), pcf.minimum(3.0)):
+        steps = (pcf.mul(vector), pcf.add(other), bounds)
+        with forced_policy(policy), exact_promotion():
+            result = pcf.ops.linear(x, weight, epilogue=steps, precision=kind[1])
+        value = F.linear(x.double(), weight.double()) * vector.double() + other.double()
+        expected = {
+            "relu": value.relu(),
+            "clamp": value.clamp(-20.0, 90.0),
+            "minimum": value.clamp(max=3.0),
+        }[bounds.op]
+        torch.testing.assert_close(result, expected.to(kind[0]), rtol=0, atol=0, equal_nan=True)
+
+
 def trailing(m: int, n: int, k: int, tier: str) -> tuple[object, object]:
     """What is selected for a linear layer, and that with two blocks that split its last rows."""
     device = binding.DeviceProps(sm_count=4)

@@ -117,8 +117,11 @@ def test_non_finite_values_stay_in_their_pixel(
     for at in (0, -1):
         spoilt = x.clone()
         spoilt[(at,) * x.dim()] = bad
+        theirs = case.theirs(*wide((spoilt, weight, bias)))
         ours = case.ours(spoilt, weight, bias, precision=tier)
-        assert torch.equal(kinds(ours), kinds(case.theirs(*wide((spoilt, weight, bias)))))
+        assert torch.equal(kinds(ours), kinds(theirs))
+        ours = case.ours(spoilt, weight, bias, epilogue=(pcf.relu(),), precision=tier)
+        assert torch.equal(kinds(ours), kinds(theirs.relu()))
         spoilt = weight.clone()
         spoilt[at, at] = bad
         ours = case.ours(x, spoilt, bias, precision=tier)
