@@ -56,12 +56,8 @@ class ProgramEpilogue {
   struct Params : EpilogueArguments {
     CUtensorMap out_map;      ///< boxes of 16 rows x 64 bytes, 64-byte swizzle
     bool out_mapped = false;  ///< else stored from registers
-    bool only_boxes = false;  ///< nothing is done to results but to store them in boxes
-    /// The program is affine steps and then these bounds.
-    bool bounded = false;
-    float lowest, highest;
-    Ending ending;  ///< of the program, that values run as they leave in boxes
-    Images images;  ///< that rows are taken from
+    Ending ending;            ///< of the program, that values run as they leave in boxes
+    Images images;            ///< that rows are taken from
     ArrivingRows arriving;
   };
 
@@ -73,9 +69,7 @@ class ProgramEpilogue {
 
   template <class ProblemShape>
   static Params to_underlying_arguments(const ProblemShape&, const Arguments& args, void*) {
-    Params params;
-    static_cast<EpilogueArguments&>(params) = args;
-    return params;
+    return {args, {}, false, {}, {}, {}};
   }
   template <class ProblemShape>
   static size_t get_workspace_size(const ProblemShape&, const Arguments&) {
@@ -181,11 +175,6 @@ class ProgramEpilogue {
       if constexpr (kNchw) {
         if (params_.folded != nullptr && !are_finite(v)) repair_pixels<true>(v, at, params_, lane);
       }
-      if (params_.bounded) {
-        CUTLASS_PRAGMA_UNROLL
-        for (float& value : v) value = minimum(maximum(value, params_.lowest), params_.highest);
-        step = kMaxDeviceSteps;
-      }
     } else if constexpr (kNchw) {
       if (params_.b_words != nullptr && unscale(v, row_words, at)) mark_columns(v, at);
       repair_pixels<false>(v, at, params_, lane);
@@ -222,11 +211,26 @@ class ProgramEpilogue {
     const int warp = thread / 32;
     const int lane = thread % 32;
     auto* group_storage = &storage.warps[warp / 4 * 4];
-    auto& boxes = storage.warps[warp];
     const bool exchanges = params_.exchange.arrivals != nullptr;
     // Before the values, whose boxes moments would wait for. Not apart: chunks of values that live
     // on and are selected by a loop would be spilled, and beside 128 values moments are.
     constexpr bool kMomentsFirst = kTileN <= 192;
+    if (params_.partials != nullptr && (kMomentsFirst || exchanges)) {
+      store_moments<false>(v, at, thread, group_storage, params_.partials,
+                           exchanges ? 1 : params_.partial_count, exchanges ? at.columns : 1);
+    }
+    if (exchanges) {
+      normalise_together(v, at, thread, int(cute::get<1>(block)), storage.warps, params_);
+    }
+    bool to_planes = false;
+    if constexpr (kImages) {
+      to_planes = params_.images.planes_out;
+      if (to_planes) {
+        store_nchw<kTileN>(v, at, thread, params_.out, group_storage);
+        if (!kMomentsFirst) sync_group(thread);  // moments lie where pixels do
+      }
+    }
+    auto& boxes = storage.warps[warp];
     const auto finishing = [&](const auto& send) {
       if (params_.ending.first < kMaxDeviceSteps) {
         send(Ended{params_.ending});
@@ -234,43 +238,20 @@ class ProgramEpilogue {
         send(Finished{});
       }
     };
-    // One jump over all that is rare: each costs a wait for the code behind it.
-    bool stored = false;
-    if (!params_.only_boxes) {
-      if (params_.partials != nullptr && (kMomentsFirst || exchanges)) {
-        store_moments<false>(v, at, thread, group_storage, params_.partials,
-                             exchanges ? 1 : params_.partial_count, exchanges ? at.columns : 1);
+    if (to_planes) {
+    } else if (params_.row_partials != nullptr) {
+      store_row_partials(v, at, int(cute::get<1>(block)), (at.columns + kTileN - 1) / kTileN,
+                         params_.row_partials);
+    } else if (params_.out_planes != 0) {
+      finishing([&](const auto& finish) {
+        store_plane_boxes(v, at, lane, &params_.out_map, params_.out_planes, boxes, finish);
+      });
+    } else if (!params_.out_mapped) {
+      if (params_.out_pairs) {
+        store_directly(v, at, params_.out, true);
+      } else {
+        store_rows(v, at, lane, params_.out, boxes);
       }
-      if (exchanges) {
-        normalise_together(v, at, thread, int(cute::get<1>(block)), storage.warps, params_);
-      }
-      if constexpr (kImages) {
-        if (params_.images.planes_out) {
-          store_nchw<kTileN>(v, at, thread, params_.out, group_storage);
-          if (!kMomentsFirst) sync_group(thread);  // moments lie where pixels do
-          stored = true;
-        }
-      }
-      if (stored) {
-      } else if (params_.row_partials != nullptr) {
-        store_row_partials(v, at, int(cute::get<1>(block)), (at.columns + kTileN - 1) / kTileN,
-                           params_.row_partials);
-        stored = true;
-      } else if (params_.out_planes != 0) {
-        finishing([&](const auto& finish) {
-          store_plane_boxes(v, at, lane, &params_.out_map, params_.out_planes, boxes, finish);
-        });
-        stored = true;
-      } else if (!params_.out_mapped) {
-        if (params_.out_pairs) {
-          store_directly(v, at, params_.out, true);
-        } else {
-          store_rows(v, at, lane, params_.out, boxes);
-        }
-        stored = true;
-      }
-    }
-    if (stored) {
     } else if (params_.out.dtype == DType::kFloat32) {
       finishing([&](const auto& finish) {
         store_boxes(v, at, lane, &params_.out_map, int(cute::get<3>(block)), boxes, finish);
@@ -280,7 +261,7 @@ class ProgramEpilogue {
         store_narrow_boxes(v, at, lane, &params_.out_map, params_.out.dtype, boxes, finish);
       });
     }
-    if (!kMomentsFirst && !params_.only_boxes && params_.partials != nullptr && !exchanges) {
+    if (!kMomentsFirst && params_.partials != nullptr && !exchanges) {
       store_moments<true>(v, at, thread, group_storage, params_.partials, params_.partial_count, 1);
     }
   }

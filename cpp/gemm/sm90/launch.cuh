@@ -98,14 +98,10 @@ class Sm90Gemm final : public Launcher {
     }
     // What only stores to boxes do; what else reads results needs all of the program before.
     const EpilogueArguments& epilogue = call.epilogue;
-    const bool boxed = !kNchw && params.epilogue.out_mapped && epilogue.partials == nullptr &&
-                       epilogue.row_partials == nullptr;
-    if (boxed) params.epilogue.ending = ending_of(epilogue.program);
-    params.epilogue.only_boxes = boxed && epilogue.out_planes == 0;
-    const DeviceProgram& program = epilogue.program;
-    params.epilogue.bounded = program.count == epilogue.affine_steps + 1 &&
-                              bounds_of(program.steps[program.count - 1], &params.epilogue.lowest,
-                                        &params.epilogue.highest);
+    if (!kNchw && params.epilogue.out_mapped && epilogue.partials == nullptr &&
+        epilogue.row_partials == nullptr) {
+      params.epilogue.ending = ending_of(epilogue.program);
+    }
 
     if (call.blocks != 0) params.hw_info.sm_count = call.blocks;
     cudaLaunchAttribute attributes[3]{cluster_attribute()};
