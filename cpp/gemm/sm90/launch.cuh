@@ -6,7 +6,7 @@
 #include <cuda_runtime.h>
 #include <cutlass/device_kernel.h>
 #include <algorithm>
-#include <cutlass/gemm/kernel/gemm_universal.hpp>
+#include <cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp>
 #include <mutex>
 #include <type_traits>
 

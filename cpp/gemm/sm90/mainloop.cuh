@@ -29,7 +29,9 @@
 #include <cutlass/arch/barrier.h>
 #include <cutlass/cutlass.h>
 #include <cute/tensor.hpp>
-#include <cutlass/gemm/collective/collective_builder.hpp>
+// Not collective_builder.hpp: the builders of all architectures take 5 s more to parse.
+#include <cutlass/gemm/collective/builders/sm90_gmma_builder.inl>
+#include <cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp>
 
 #include "gemm/sm90/arriving.cuh"
 
