@@ -58,6 +58,15 @@ unsigned char* element_at(const TensorMap& map, const int64_t* at) {
   return reinterpret_cast<unsigned char*>(map.address) + offset;
 }
 
+/// To the nearest; what is not finite stays.
+void round_to_tf32(unsigned char* at) {
+  uint32_t bits;
+  std::memcpy(&bits, at, sizeof(bits));
+  if ((bits >> 23 & 255) == 255) return;
+  bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+  std::memcpy(at, &bits, sizeof(bits));
+}
+
 /// visit(element, offset) for the elements of a box in their order in shared memory.
 template <class Visit>
 void for_each_of_box(const TensorMap& map, const std::array<int64_t, 5>& first,
@@ -132,6 +141,7 @@ void load_box(Call& call, const Instruction& i) {
       const auto visit = [&](const unsigned char* from, uint32_t offset) {
         unsigned char* at = block + swizzled((to & 0xffffff) + offset, map.swizzle_mask);
         from == nullptr ? std::memset(at, 0, map.element) : std::memcpy(at, from, map.element);
+        if (map.rounds) round_to_tf32(at);
         bytes += map.element;
       };
       if (images) {

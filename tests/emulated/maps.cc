@@ -27,7 +27,8 @@ bool fill(CUtensorMap* to, CUtensorMapDataType type, cuuint32_t rank, void* addr
     map->strides[d - 1] = strides[d - 1];
   }
   map->rank = uint8_t(rank);
-  map->element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+  map->rounds = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+  map->element = map->rounds || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
   map->swizzle_mask = swizzle == CU_TENSOR_MAP_SWIZZLE_128B  ? 7
                       : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 3
                       : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 1

@@ -14,6 +14,7 @@ struct TensorMap {
   uint8_t steps[5];  // im2col: of the image's dimensions
   int8_t lower[2], upper[2];
   uint8_t rank, element, swizzle_mask, images;
+  bool rounds;  // fp32 to TF32, as it is loaded
 };
 static_assert(sizeof(TensorMap) <= 128);
 

@@ -15,12 +15,19 @@ namespace {
 
 constexpr unsigned kGroup = 128;  // threads of a warpgroup
 
+enum class Kind { kHalf, kBfloat, kTf32 };
+
+/// Bytes of an element; an instruction takes 32 bytes of K.
+constexpr int size_of(Kind kind) { return kind == Kind::kTf32 ? 4 : 2; }
+constexpr int depth_of(Kind kind) { return 32 / size_of(kind); }
+
 /// One instruction of one thread, on its way.
 struct Product {
   std::vector<float*> sums;
   uint64_t a, b;        // descriptors
   bool a_in_registers;  // of the warpgroup's threads
-  bool add, bfloat;
+  bool add;
+  Kind kind;
   int64_t number;  // of the thread's products, the same in all threads of a warpgroup
 };
 struct Groups {
@@ -46,23 +53,30 @@ float value_of(uint16_t bits) {
   return bits >> 15 != 0 ? -size : size;
 }
 
-float value_of(const unsigned char* at, bool bfloat) {
+float value_of(const unsigned char* at, Kind kind) {
   static const std::vector<float> halves = [] {
     std::vector<float> all(65536);
     for (int bits = 0; bits < 65536; ++bits) all[bits] = value_of(uint16_t(bits));
     return all;
   }();
-  uint16_t bits;
-  std::memcpy(&bits, at, 2);
-  if (!bfloat) return halves[bits];
-  const uint32_t wide = uint32_t(bits) << 16;
+  uint32_t wide;
+  if (kind == Kind::kTf32) {
+    std::memcpy(&wide, at, 4);
+    wide &= ~0x1fffu;
+  } else {
+    uint16_t bits;
+    std::memcpy(&bits, at, 2);
+    if (kind == Kind::kHalf) return halves[bits];
+    wide = uint32_t(bits) << 16;
+  }
   float value;
   std::memcpy(&value, &wide, 4);
   return value;
 }
 
-/// `rows` x 16 values, K-major: PTX ISA, "Matrix descriptor" and "Shared memory matrix layout".
-std::vector<float> read_matrix(uint64_t descriptor, int rows, bool bfloat) {
+/// `rows` x 32 bytes of values, K-major: PTX ISA, "Matrix descriptor" and "Shared memory matrix
+/// layout".
+std::vector<float> read_matrix(uint64_t descriptor, int rows, Kind kind) {
   const uint32_t start = (descriptor & 0x3fff) << 4;
   const uint32_t leading = (descriptor >> 16 & 0x3fff) << 4;
   const uint32_t stride = (descriptor >> 32 & 0x3fff) << 4;
@@ -70,13 +84,15 @@ std::vector<float> read_matrix(uint64_t descriptor, int rows, bool bfloat) {
   const uint32_t row_bytes = mode == 0 ? 16 : 256 >> mode;
   const uint32_t mask = mode == 0 ? 0 : (8u >> (mode - 1)) - 1;
   if ((descriptor >> 49 & 7) != 0) std::abort();  // a base offset
-  std::vector<float> values(size_t(rows) * 16);
+  const int depth = depth_of(kind);
+  std::vector<float> values(size_t(rows) * depth);
   for (int row = 0; row < rows; ++row) {
-    for (int k = 0; k < 16; ++k) {
+    for (int k = 0; k < depth; ++k) {
+      const int byte = k * size_of(kind);
       uint32_t at = start + row / 8 * stride + row % 8 * row_bytes;
-      at += mode == 0 ? k / 8 * leading + k % 8 * 2 : k * 2;
+      at += mode == 0 ? byte / 16 * leading + byte % 16 : byte;
       at ^= (at >> 7 & mask) << 4;
-      values[row * 16 + k] = value_of(here->shared + at, bfloat);
+      values[row * depth + k] = value_of(here->shared + at, kind);
     }
   }
   return values;
@@ -94,35 +110,37 @@ void finish(const Product& product) {
   Operands& operands = of_warpgroups[key];
   if (product.a_in_registers) wait_until([&] { return operands.writers == kGroup; });
   if (operands.readers == 0) {
-    if (!product.a_in_registers) operands.a = read_matrix(product.a, 64, product.bfloat);
-    operands.b = read_matrix(product.b, columns, product.bfloat);
+    if (!product.a_in_registers) operands.a = read_matrix(product.a, 64, product.kind);
+    operands.b = read_matrix(product.b, columns, product.kind);
   }
   const unsigned thread = here->thread.x % kGroup, lane = thread % 32;
+  const int depth = depth_of(product.kind);
   for (int i = 0; i < columns / 2; ++i) {
     const int row = thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
     const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    const float* const a = &operands.a[row * 16];
-    const float* const b = &operands.b[column * 16];
+    const float* const a = &operands.a[row * depth];
+    const float* const b = &operands.b[column * depth];
     double sum = product.add ? *product.sums[i] : 0.0;
-    for (int k = 0; k < 16; ++k) sum += double(a[k]) * b[k];
+    for (int k = 0; k < depth; ++k) sum += double(a[k]) * b[k];
     *product.sums[i] = truncated(sum);
   }
   if (++operands.readers == kGroup) of_warpgroups.erase(key);
 }
 
-/// The 64 x 16 values of A that a thread holds, as an instruction begins.
-void hold(const Call& call, const std::vector<Argument>& words, int64_t number, bool bfloat) {
+/// The 64 rows of A's values that a thread holds, as an instruction begins.
+void hold(const Call& call, const std::vector<Argument>& words, int64_t number, Kind kind) {
   Operands& operands = of_warpgroups[{here->number / kGroup, number}];
-  operands.a.resize(64 * 16);
+  const unsigned depth = depth_of(kind), each = 4 / size_of(kind);  // values of a word
+  operands.a.resize(64 * depth);
   const unsigned thread = here->thread.x % kGroup, lane = thread % 32;
   for (unsigned i = 0; i < words.size(); ++i) {
     const auto word = static_cast<uint32_t>(call.get(words[i]));
     const unsigned row = thread / 32 * 16 + lane / 4 + i % 2 * 8;
-    for (unsigned k = 0; k < 2; ++k) {
-      const auto half = static_cast<uint16_t>(word >> 16 * k);
-      unsigned char bytes[2];
-      std::memcpy(bytes, &half, 2);
-      operands.a[row * 16 + i / 2 * 8 + lane % 4 * 2 + k] = value_of(bytes, bfloat);
+    unsigned char bytes[4];
+    std::memcpy(bytes, &word, 4);
+    for (unsigned k = 0; k < each; ++k) {
+      operands.a[row * depth + (i / 2 * 4 + lane % 4) * each + k] =
+          value_of(bytes + k * size_of(kind), kind);
     }
   }
   ++operands.writers;
@@ -136,11 +154,14 @@ Groups& mine() {
 }  // namespace
 
 void multiply(Call& call, const Instruction& i) {
-  const bool half = i.name.find(".f32.f16.f16") != std::string::npos;
-  const bool bfloat = i.name.find(".f32.bf16.bf16") != std::string::npos;
+  const auto is_of = [&](const char* types) { return i.name.find(types) != std::string::npos; };
+  const bool bfloat = is_of(".f32.bf16.bf16"), tf32 = is_of(".f32.tf32.tf32");
   const bool held = i.arguments[1].kind == Argument::kVector;
-  if ((!half && !bfloat) || call.get(i.arguments[4]) != 1 || call.get(i.arguments[5]) != 1 ||
-      call.get(i.arguments[6]) != 0 || (!held && call.get(i.arguments[7]) != 0)) {
+  bool holds = bfloat || tf32 || is_of(".f32.f16.f16");
+  for (size_t k = 4; k < i.arguments.size(); ++k) {  // signs, and what is transposed
+    holds = holds && call.get(i.arguments[k]) == (k < 6 ? 1 : 0);
+  }
+  if (!holds) {
     std::fprintf(stderr, "not emulated: %s of such operands\n", i.name.c_str());
     std::abort();
   }
@@ -152,9 +173,9 @@ void multiply(Call& call, const Instruction& i) {
   product.a = held ? 0 : call.get(i.arguments[1]);
   product.b = call.get(i.arguments[2]);
   product.add = call.get(i.arguments[3]) != 0;
-  product.bfloat = bfloat;
+  product.kind = tf32 ? Kind::kTf32 : bfloat ? Kind::kBfloat : Kind::kHalf;
   product.number = mine().count++;
-  if (held) hold(call, i.arguments[1].parts, product.number, bfloat);
+  if (held) hold(call, i.arguments[1].parts, product.number, product.kind);
   mine().open.push_back(std::move(product));
 }
 

@@ -22,7 +22,8 @@ const gemm::Instance* gemm::instances(int32_t* count) noexcept {
         make_instance<Shape<DType::kBFloat16, 64, 64, 32, 32, 64, 3, 0, kImages>>(),
     };
     for (const auto& more :
-         {emulated_kernels::gemms_of_matrices(), emulated_kernels::gemms_of_images()}) {
+         {emulated_kernels::gemms_of_matrices(), emulated_kernels::gemms_of_images(),
+          emulated_kernels::gemms_of_planes()}) {
       all.insert(all.end(), more.begin(), more.end());
     }
     return all;

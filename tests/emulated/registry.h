@@ -8,7 +8,7 @@
 
 namespace cutfuse::emulated_kernels {
 
-std::vector<gemm::Instance> gemms_of_matrices(), gemms_of_images();
+std::vector<gemm::Instance> gemms_of_matrices(), gemms_of_images(), gemms_of_planes();
 std::vector<conv::shift::Instance> shifts();
 
 }  // namespace cutfuse::emulated_kernels

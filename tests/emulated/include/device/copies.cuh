@@ -13,6 +13,11 @@ inline int2 load_shared(uint32_t address) {
   std::memcpy(&words, emulated::here->shared + address, sizeof(words));
   return words;
 }
+inline uint32_t load_shared_word(uint32_t address) {
+  uint32_t word;
+  std::memcpy(&word, emulated::here->shared + address, sizeof(word));
+  return word;
+}
 template <int kBytes>
 void copy_async(void* to, const void* from, int bytes) {
   const auto misaligned = (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from));
