@@ -1,4 +1,5 @@
 // The instructions that touch neither tensor cores nor the copy engine, and the table of all.
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <string>
@@ -8,6 +9,12 @@
 
 namespace emulated {
 namespace {
+
+float float_of(uint64_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
 
 void nothing(Call&, const Instruction&) {}
 
@@ -55,6 +62,15 @@ void map_address(Call& call, const Instruction& i) {
   call.set(i.arguments[0], address | (uint32_t(call.get(i.arguments[2])) + 1) << 24);
 }
 
+/// Not a number if one is not.
+void larger(Call& call, const Instruction& i) {
+  const auto a = float_of(call.get(i.arguments[1])), b = float_of(call.get(i.arguments[2]));
+  const float larger = std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b);
+  uint32_t bits;
+  std::memcpy(&bits, &larger, sizeof(bits));
+  call.set(i.arguments[0], bits);
+}
+
 void barrier_sync(Call& call, const Instruction& i) {
   meet_named(call.get(i.arguments[0]), call.get(i.arguments[1]), true);
 }
@@ -72,6 +88,10 @@ void barrier_init(Call& call, const Instruction& i) {
   barrier_at(call, i.arguments[0]) = {count, count, 0};
 }
 void arrive(Call& call, const Instruction& i) { barrier_at(call, i.arguments[1]).arrive(1, 0); }
+/// Copies of single values are done at once.
+void arrive_after_copies(Call& call, const Instruction& i) {
+  barrier_at(call, i.arguments[0]).arrive(1, 0);
+}
 void arrive_and_expect(Call& call, const Instruction& i) {
   barrier_at(call, i.arguments[1]).arrive(1, int32_t(call.get(i.arguments[2])));
 }
@@ -101,6 +121,7 @@ const std::map<std::string, Handler>& handlers() {
       {"setp.eq.", set_equal},
       {"selp.", select},
       {"elect.sync", elect},
+      {"max.NaN.f32", larger},
       {"ld.shared.", access_shared<false>},
       {"st.shared.", access_shared<true>},
       {"mapa.", map_address},
@@ -127,6 +148,7 @@ const std::map<std::string, Handler>& handlers() {
       {"wgmma.wait_group.", wait_for_products},
       {"cp.async.ca.", copy_async},
       {"cp.async.cg.", copy_async},
+      {"cp.async.mbarrier.arrive.noinc.", arrive_after_copies},
       {"cp.async.commit_group", commit_copies},
       {"cp.async.wait_group", wait_for_copies},
       {"cp.async.wait_all", wait_for_copies},

@@ -41,6 +41,7 @@ SHIFTED = [
     ConvCase(32, 16, (3, 3), (9, 71), 2, groups=2, dilation=2, padding=2),
     ConvCase(16, 24, (3, 3), (7, 40), 2, transposed=True, stride=2, padding=1),
 ]
+OF_PLANES = [ConvCase(64, 40, (1, 1), (9, 8), 2)]
 IN_PLANES = [("contiguous", CASES[1]), ("contiguous", CASES[3])]  # 20 pixels, 15
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -93,10 +94,10 @@ def test_convolutions_of_whole_numbers(
     "policy", [p for p in binding.compiled_conv_policies() if not p.direct], ids=repr
 )
 def test_convolutions_by_each_policy(policy: object) -> None:
-    shifted = policy.tile_n > 0
+    shifted, of_planes = policy.tile_n > 0, policy.gemm.source == 2
     taken = 0
     for kind in conv_kinds_of(policy):
-        for case in SHIFTED if shifted else CASES[1:2]:
+        for case in SHIFTED if shifted else OF_PLANES if of_planes else CASES[1:2]:
             tensors = case.draw(whole, dtype=kind[0])
             exact = case.theirs(*wide(tensors))
             full = whole(exact.shape, 4).to(kind[0])

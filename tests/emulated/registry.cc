@@ -1,7 +1,6 @@
 // The kernels that are emulated: the smallest tile of each kind.
 #include "registry.h"
 
-#include "conv/patches/params.h"
 #include "gemm/sm80/launch.cuh"
 
 namespace cutfuse {
@@ -38,10 +37,10 @@ const conv::shift::Instance* conv::shift::instances(int32_t* count) noexcept {
   return table.data();
 }
 
-/// None of these are emulated.
 const conv::patches::Instance* conv::patches::instances(int32_t* count) noexcept {
-  *count = 0;
-  return nullptr;
+  static const std::vector<Instance> table = emulated_kernels::patches();
+  *count = static_cast<int32_t>(table.size());
+  return table.data();
 }
 
 }  // namespace cutfuse

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "conv/patches/params.h"
 #include "conv/shift/params.h"
 #include "gemm/launcher.h"
 
@@ -10,5 +11,6 @@ namespace cutfuse::emulated_kernels {
 
 std::vector<gemm::Instance> gemms_of_matrices(), gemms_of_images(), gemms_of_planes();
 std::vector<conv::shift::Instance> shifts();
+std::vector<conv::patches::Instance> patches();
 
 }  // namespace cutfuse::emulated_kernels

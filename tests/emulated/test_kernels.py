@@ -14,12 +14,15 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = "tests/emulated/kernels.py"
 DIRECT = "tests/emulated/direct.py"
 LINEAR = "tests/emulated/linear.py"
-PLANES = "tests/numerics/test_conv_planes.py"  # as on a GPU, but for large ones and CUDA graphs
+# As on a GPU, but for large ones and CUDA graphs:
+PATCHES = "tests/numerics/test_conv_patches.py"
+PLANES = "tests/numerics/test_conv_planes.py"
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "tests.emulated.plugin")
 GROUPS = {
     KERNELS: ("of_whole_numbers", "convolutions and not whole", "finite or norm", "rest"),
     DIRECT: ("whole_numbers", "finite or padding", "rest"),
     LINEAR: ("rest",),
+    PATCHES: ("not many_tiles",),
     PLANES: (
         "(c64x256 or c72 or c136x64 or largest or channels_at_ieee or magnitudes) and not captured",
     ),

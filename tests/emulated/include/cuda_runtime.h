@@ -127,6 +127,11 @@ inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz(static_cast<unsigne
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 inline float __expf(float v) { return std::exp(v); }
 inline float rsqrtf(float v) { return 1.f / std::sqrt(v); }
+/// Who looks again and again has waited.
+inline long long clock64() {
+  static long long time = 0;
+  return time += 1000;
+}
 inline void atomicMax(uint32_t* to, uint32_t value) { *to = max(*to, value); }
 inline void atomicOr(uint32_t* to, uint32_t value) { *to |= value; }
 
