@@ -46,18 +46,20 @@ def run(command: list[str], environment: dict[str, str]) -> subprocess.Completed
     return result
 
 
-def build_wheel(
-    folder: Path, environment: dict[str, str], *defines: str, build: str | None = None
-) -> Path:
-    """`pip wheel .` with the build requirements of this environment; the wheel's path.
+def build_folder(name: str) -> Path:
+    """Where this Python keeps a build tree, so that a second run compiles nothing."""
+    return ROOT / "build" / f"{name}-{sys.implementation.cache_tag}"
 
-    `build` names a build tree under build/ that is kept, so that a second run compiles nothing.
-    """
+
+def build_wheel(
+    folder: Path, environment: dict[str, str], *defines: str, build: Path | None = None
+) -> Path:
+    """`pip wheel .` with the build requirements of this environment; the wheel's path."""
     command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--wheel-dir"]
     command += [str(folder), "--no-build-isolation"]
     command += [f"-Ccmake.define.{define}" for define in defines]
     if build is not None:
-        command += [f"-Cbuild-dir={ROOT / 'build' / build}-{sys.implementation.cache_tag}"]
+        command += [f"-Cbuild-dir={build}"]
     result = run(command, environment)
     assert result.returncode == 0, result.stdout
     (wheel,) = folder.glob("*.whl")
