@@ -294,14 +294,15 @@ def _unpacked(recipe: ConvRecipe) -> ConvRecipe:
 
 def _aligned(recipe: ConvRecipe, x: Tensor, weight: Tensor) -> tuple[ConvRecipe, Tensor, Tensor]:
     """The launch of copies that start where kernels read tensors in place."""
+    weight = weight.clone()
+    recipe = replace(recipe, weight_strides=weight.stride())  # gaps are not copied
     if x.dtype is torch.float32:
-        return recipe, x.clone(), weight.clone()
+        return recipe, x.clone(), weight
     x = x.movedim(-3, -1).clone(memory_format=torch.contiguous_format).movedim(-1, -3)
     problem = recipe.problem._replace(pixel_stride=recipe.problem.channels)
     strides = x.stride() if x.dim() == 4 else (0, *x.stride())
     plan = _plan(problem, recipe.plan.policy)
-    made = replace(recipe, problem=problem, plan=plan, x_strides=strides)
-    return made, x, weight.clone()
+    return replace(recipe, problem=problem, plan=plan, x_strides=strides), x, weight
 
 
 def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor:

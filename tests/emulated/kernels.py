@@ -90,9 +90,10 @@ def test_convolutions_of_whole_numbers(
             assert result.stride() == case.theirs(*tensors).stride()
 
 
-@pytest.mark.parametrize(
-    "policy", [p for p in binding.compiled_conv_policies() if not p.direct], ids=repr
-)
+POLICIES = [p for p in binding.compiled_conv_policies() if not p.direct]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_convolutions_by_each_policy(policy: object) -> None:
     shifted, of_planes = policy.tile_n > 0, policy.gemm.source == 2
     taken = 0
@@ -110,6 +111,25 @@ def test_convolutions_by_each_policy(policy: object) -> None:
             assert torch.equal(result, (exact + full.double()).to(kind[0])), str(case)
             taken += 1
     assert taken > 0
+
+
+# Those of whose weights rows lie as they like.
+GAPPED = [p for p in POLICIES if p.gemm.source != 2 or p.patch_n > 0]
+
+
+@pytest.mark.parametrize("policy", GAPPED, ids=repr)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_weights_with_gaps_at_odd_addresses(policy: object, layout: str) -> None:
+    case = SHIFTED[0] if policy.tile_n > 0 else CASES[0]
+    if policy.patch_n > 0:
+        case, layout = ConvCase(8, 24, (3, 3), (9, 12), 2, padding=1), "contiguous"
+    for kind in conv_kinds_of(policy):
+        x, weight, bias = case.draw(whole, layout=layout, dtype=kind[0])
+        arena = weight.new_full((2 * weight.numel() + 1,), float("nan"))
+        gapped = arena[1:].view(*weight.shape, 2)[..., 0].copy_(weight)
+        with forced_conv_policy(policy), exact_promotion(), guarded():
+            result = case.ours(x, gapped, bias, precision=kind[1])
+        assert torch.equal(result, case.theirs(*wide((x, weight, bias))).to(kind[0])), str(kind)
 
 
 @every_architecture
