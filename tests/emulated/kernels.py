@@ -125,8 +125,7 @@ def test_weights_with_gaps_at_odd_addresses(policy: object, layout: str) -> None
         case, layout = ConvCase(8, 24, (3, 3), (9, 12), 2, padding=1), "contiguous"
     for kind in conv_kinds_of(policy):
         x, weight, bias = case.draw(whole, layout=layout, dtype=kind[0])
-        arena = weight.new_full((2 * weight.numel() + 1,), float("nan"))
-        gapped = arena[1:].view(*weight.shape, 2)[..., 0].copy_(weight)
+        gapped = laid_out(weight, "gapped")
         with forced_conv_policy(policy), exact_promotion(), guarded():
             result = case.ours(x, gapped, bias, precision=kind[1])
         assert torch.equal(result, case.theirs(*wide((x, weight, bias))).to(kind[0])), str(kind)

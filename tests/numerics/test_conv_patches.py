@@ -17,7 +17,7 @@ from pycutfuse.testing import (
     kinds,
 )
 
-from ..cases.conv import PATCHES, ConvCase
+from ..cases.conv import PATCHES, ConvCase, laid_out
 from .conv_common import bound_of, check, torch_conv, wide
 from .test_conv_integers import policies
 
@@ -73,6 +73,16 @@ def test_whole_numbers_are_exact(case: ConvCase, policy, fused: None) -> None:
         )
     assert torch.equal(folded, (value * vector).relu().float())
     assert torch.equal(result, ((value + full) * vector).float())
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_weights_with_gaps(shift: int, policy, fused: None) -> None:
+    x, weight, bias = drawn(PATCHES[2])
+    moved = x.new_empty(x.numel() + shift)[shift:].view(x.shape).copy_(x)
+    expected = PATCHES[2].ours(x, weight, bias, precision=TIERS[policy.planes])
+    gapped = laid_out(weight, "gapped")
+    result = PATCHES[2].ours(moved, gapped, bias, precision=TIERS[policy.planes])
+    assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("draw", ["randn", "rand", "lognormal"])
