@@ -129,7 +129,8 @@ def build(python: Path) -> None:
     say(f"Building in build/{PRESET} (the first build of all kernels takes minutes)")
     launcher = "ccache" if shutil.which("ccache") else ""
     # One cache entry for all build folders of this tree, that of the wheel among them.
-    os.environ |= {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "true"}
+    os.environ.setdefault("CCACHE_BASEDIR", str(ROOT))
+    os.environ.setdefault("CCACHE_NOHASHDIR", "true")
     options = [f"-DCMAKE_{language}_COMPILER_LAUNCHER={launcher}" for language in ("CXX", "CUDA")]
     run("cmake", "--preset", PRESET, f"-DPython_EXECUTABLE={python}", *options)
     if any((ROOT / "build" / PRESET).glob("*.ninja")):

@@ -10,12 +10,6 @@
 namespace emulated {
 namespace {
 
-float float_of(uint64_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
 void nothing(Call&, const Instruction&) {}
 
 void move(Call& call, const Instruction& i) { call.set(i.arguments[0], call.get(i.arguments[1])); }
@@ -64,11 +58,9 @@ void map_address(Call& call, const Instruction& i) {
 
 /// Not a number if one is not.
 void larger(Call& call, const Instruction& i) {
-  const auto a = float_of(call.get(i.arguments[1])), b = float_of(call.get(i.arguments[2]));
-  const float larger = std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b);
-  uint32_t bits;
-  std::memcpy(&bits, &larger, sizeof(bits));
-  call.set(i.arguments[0], bits);
+  const float a = __uint_as_float(uint32_t(call.get(i.arguments[1])));
+  const float b = __uint_as_float(uint32_t(call.get(i.arguments[2])));
+  call.set(i.arguments[0], __float_as_uint(isnan(a) || isnan(b) ? NAN : std::fmax(a, b)));
 }
 
 void barrier_sync(Call& call, const Instruction& i) {

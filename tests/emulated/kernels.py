@@ -113,16 +113,16 @@ def test_convolutions_by_each_policy(policy: object) -> None:
     assert taken > 0
 
 
-# Those of whose weights rows lie as they like.
-GAPPED = [p for p in POLICIES if p.gemm.source != 2 or p.patch_n > 0]
+# Those whose weights may have gaps, with the layouts that they read.
+GAPPED = [(p, "contiguous") for p in POLICIES if p.gemm.source != 2 or p.patch_n > 0]
+GAPPED += [(p, "channels_last") for p in POLICIES if p.gemm.source != 2]
 
 
-@pytest.mark.parametrize("policy", GAPPED, ids=repr)
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(("policy", "layout"), GAPPED, ids=repr)
 def test_weights_with_gaps_at_odd_addresses(policy: object, layout: str) -> None:
     case = SHIFTED[0] if policy.tile_n > 0 else CASES[0]
     if policy.patch_n > 0:
-        case, layout = ConvCase(8, 24, (3, 3), (9, 12), 2, padding=1), "contiguous"
+        case = ConvCase(8, 24, (3, 3), (9, 12), 2, padding=1)
     for kind in conv_kinds_of(policy):
         x, weight, bias = case.draw(whole, layout=layout, dtype=kind[0])
         gapped = laid_out(weight, "gapped")
