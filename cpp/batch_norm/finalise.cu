@@ -30,14 +30,26 @@ struct MergeCounted {
   }
 };
 
-/// kThreads threads of a block, one warp or all of it, merge one column. The order of merges is
-/// fixed by the launch shape: deterministic.
+/// Sums of partials' distances from a column's first one, as merge_partials() has them.
+struct Distances {
+  double sum;
+  double squares;
+};
+
+struct AddDistances {
+  __device__ Distances operator()(const Distances& a, const Distances& b) const {
+    return {a.sum + b.sum, a.squares + b.squares};
+  }
+};
+
+/// kThreads threads of a block, one warp or all of it, merge one column. The order of sums is fixed
+/// by the launch shape: deterministic.
 template <int kThreads>
 __global__ void __launch_bounds__(kBlock)
     finalise_kernel(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
                     const BatchNormBuffers buffers) {
-  using Reduce = std::conditional_t<kThreads == 32, cub::WarpReduce<Counted>,
-                                    cub::BlockReduce<Counted, kBlock>>;
+  using Reduce = std::conditional_t<kThreads == 32, cub::WarpReduce<Distances>,
+                                    cub::BlockReduce<Distances, kBlock>>;
   __shared__ typename Reduce::TempStorage storage[kBlock / kThreads];
   wait_for_previous_kernels();
   const int group = threadIdx.x / kThreads;
@@ -46,17 +58,24 @@ __global__ void __launch_bounds__(kBlock)
   if (column >= columns) {
     return;  // whole warps when kThreads is 32; never when the block has one column
   }
-  const Moments* of_column = partials + column * partial_count;
-  Counted mine{0.0, 0.0, 0.0};
+  const auto* of_column = reinterpret_cast<const float2*>(partials + column * partial_count);
+  const double origin = of_column[0].x;
+  Distances mine{0.0, 0.0};
+#pragma unroll 8
   for (int64_t p = thread; p < partial_count; p += kThreads) {
-    const Moments partial = of_column[p];
-    mine = MergeCounted{}(mine, {partial.mean, partial.m2, rows_of_partial(p, rows)});
+    const float2 partial = of_column[p];
+    const double count = rows_of_partial(p, rows);
+    const double delta = partial.x - origin;
+    mine.sum = fma(count, delta, mine.sum);
+    mine.squares += fma(count * delta, delta, static_cast<double>(partial.y));
   }
-  const Counted all = Reduce(storage[group]).Reduce(mine, MergeCounted{});
+  const Distances all = Reduce(storage[group]).Reduce(mine, AddDistances{});
   if (thread != 0) {
     return;
   }
-  write_statistics(column, all.mean, all.m2, Rows(static_cast<double>(rows)),
+  const Rows n(static_cast<double>(rows));
+  const double m2 = all.squares - all.sum * all.sum * n.inverse;
+  write_statistics(column, origin + all.sum * n.inverse, m2 < 0.0 ? 0.0 : m2, n,
                    load_running(column, buffers), buffers);
 }
 

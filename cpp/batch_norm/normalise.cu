@@ -17,80 +17,176 @@ namespace {
 
 using namespace row_tile;  // NOLINT: this file is one pass over row tiles
 
-constexpr int kBlockColumns = kLanes * kColumns;
+constexpr int kThreads = kLanes * kWarps;
 constexpr int kMaxPartials = 32;
 
-/// Merges the partials of a block's columns, two threads a column. Every block of a column does it;
-/// the first one also writes.
-__device__ void merge_columns(const Partials& partials, int64_t rows, int64_t columns,
-                              const BatchNormBuffers& buffers, float* means, float* invstds) {
-  static_assert(kLanes * kWarps == 2 * kBlockColumns);
-  const int in_block = threadIdx.x / 2;
-  const int half = threadIdx.x % 2;
-  const int64_t column = int64_t(blockIdx.y) * kBlockColumns + in_block;
-  const Rows n(static_cast<double>(rows));
-  const auto [mean, m2] = merge_partials<2>(
-      partials.data + min(column, columns - 1) * partials.column_stride, partials.stride,
-      static_cast<int>(partials.count), half, n, static_cast<int>(rows));
-  if (half == 0) {
-    means[in_block] = static_cast<float>(mean);
-    invstds[in_block] = inverse_deviation(m2, n, buffers.eps);
-    if (blockIdx.x == 0 && column < columns) {
-      write_statistics(column, mean, m2, n, load_running(column, buffers), buffers);
+/// What is multiplied and added in a block's columns.
+template <int kBlockColumns>
+struct Terms {
+  float mean[kBlockColumns], scale[kBlockColumns], shift[kBlockColumns];
+};
+
+/// By all threads: the terms of this block's columns. kMerges: their partials are merged here,
+/// which every block of a column does; the first one also writes.
+template <bool kMerges, int kBlockColumns>
+__device__ void make_terms(const Partials& partials, int64_t rows, int64_t columns,
+                           const Normalise& step, const BatchNormBuffers& buffers,
+                           Terms<kBlockColumns>* terms) {
+  constexpr int kMergers = kMerges ? kThreads / kBlockColumns : 1;
+  static_assert(kThreads % kBlockColumns == 0);
+  const int own = threadIdx.x / kMergers;
+  const int64_t column = int64_t(blockIdx.x) * kBlockColumns + own;
+  const int64_t inside = min(column, columns - 1);
+  float mean, invstd;
+  if constexpr (kMerges) {
+    const int merger = threadIdx.x % kMergers;
+    const Rows n(static_cast<double>(rows));
+    const auto merged = merge_partials<kMergers>(partials.data + inside * partials.column_stride,
+                                                 partials.stride, static_cast<int>(partials.count),
+                                                 merger, n, static_cast<int>(rows));
+    mean = static_cast<float>(merged.mean);
+    invstd = inverse_deviation(merged.m2, n, buffers.eps);
+    if (merger == 0 && blockIdx.y == 0 && column < columns) {
+      write_statistics(column, merged.mean, merged.m2, n, load_running(column, buffers), buffers);
     }
+  } else if (own < kBlockColumns) {
+    mean = step.mean[inside];
+    invstd = step.invstd[inside];
   }
+  if (own < kBlockColumns) {
+    const float weight =
+        step.weight != nullptr ? load_value(step.weight, inside, step.affine_dtype) : 1.f;
+    terms->mean[own] = mean;
+    terms->scale[own] = invstd * weight;
+    terms->shift[own] =
+        step.bias != nullptr ? load_value(step.bias, inside, step.affine_dtype) : 0.f;
+  }
+  __syncthreads();
 }
 
-/// Rows are taken from the last to the first: the contraction wrote the last ones most recently, so
-/// they are still in L2. kMerges: the statistics are merged here and not by finalise().
-template <bool kVector, bool kMerges>
-__global__ void __launch_bounds__(kLanes* kWarps)
-    normalise_kernel(const Matrix out, int64_t rows, int64_t columns, const Normalise step,
-                     const __grid_constant__ DeviceProgram after, int64_t* num_batches_tracked,
-                     const Partials partials, const BatchNormBuffers buffers) {
-  wait_for_previous_kernels();
+/// Whether there is nothing to do; else raises the count of batches.
+__device__ bool is_done(const Partials& partials, int64_t* num_batches_tracked) {
   if (partials.gathering != nullptr &&
       *partials.gathering == static_cast<uint32_t>(Gathering::kTogether)) {
-    return;
+    return true;
   }
   if (num_batches_tracked != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
     ++*num_batches_tracked;
   }
-  const int warp = threadIdx.x / kLanes;
-  Coordinates at{0, (int64_t(blockIdx.y) * kLanes + threadIdx.x % kLanes) * kColumns, columns};
-  __shared__ float means[kMerges ? kBlockColumns : 1];
-  __shared__ float invstds[kMerges ? kBlockColumns : 1];
-  if constexpr (kMerges) {
-    merge_columns(partials, rows, columns, buffers, means, invstds);
-    __syncthreads();
-  }
-  float mean[kColumns], scale[kColumns], shift[kColumns];
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    const int64_t column = at.column(i / 2, i % 2);
-    const int in_block = threadIdx.x % kLanes * kColumns + i;
-    mean[i] = kMerges ? means[in_block] : step.mean[column];
-    scale[i] = kMerges ? invstds[in_block] : step.invstd[column];
-    if (step.weight != nullptr) scale[i] *= load_value(step.weight, column, step.affine_dtype);
-    shift[i] = step.bias != nullptr ? load_value(step.bias, column, step.affine_dtype) : 0.f;
-  }
-  const int64_t stride = int64_t(gridDim.x) * kWarps * kRowsAtOnce;
-  for (int64_t done = (int64_t(blockIdx.x) * kWarps + warp) * kRowsAtOnce; done < rows;
-       done += stride) {
-    at.row0 = rows - 1 - done;
+  return false;
+}
+
+struct Arguments {
+  Matrix out;
+  int64_t rows, columns;
+  Normalise step;
+  int64_t* num_batches_tracked;
+  Partials partials;
+  BatchNormBuffers buffers;
+};
+
+template <bool kVector, bool kMerges>
+__global__ void __launch_bounds__(kThreads)
+    normalise_kernel(const __grid_constant__ Arguments a,
+                     const __grid_constant__ DeviceProgram after) {
+  constexpr int kBlockColumns = kLanes * kColumns;
+  __shared__ Terms<kBlockColumns> terms;
+  wait_for_previous_kernels();
+  if (is_done(a.partials, a.num_batches_tracked)) return;
+  make_terms<kMerges>(a.partials, a.rows, a.columns, a.step, a.buffers, &terms);
+  const int first = threadIdx.x % kLanes * kColumns;
+  Coordinates at{0, int64_t(blockIdx.x) * kBlockColumns + first, a.columns};
+  for_each_piece(a.rows, [&](int64_t row0) {
+    at.row0 = row0;
     float v[Coordinates::kSize];
-    load<kVector>(out, at, v);
+    load<kVector>(a.out, at, v);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
+      const int n = first + i;
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
         float& value = v[index(i / 2, r, i % 2)];
-        value = fmaf(value - mean[i], scale[i], shift[i]);
+        value = fmaf(value - terms.mean[n], terms.scale[n], terms.shift[n]);
       }
     }
     execute(after, v, at);
-    store<kVector>(out, at, v);
+    store<kVector>(a.out, at, v);
+  });
+}
+
+struct Bounds {
+  float lowest = -INFINITY;
+  float highest = INFINITY;
+};
+
+/// Where bounds are all that follows, with few instructions: 16 bytes a lane and row. They are a
+/// third of this pass's power, and it is power that a call of a large layer waits for.
+template <DType kDType, bool kMerges, bool kBounds>
+__global__ void __launch_bounds__(kThreads)
+    normalise_words_kernel(const __grid_constant__ Arguments a, const Bounds bounds) {
+  constexpr bool kNarrow = kDType != DType::kFloat32;
+  constexpr int kValues = kNarrow ? 8 : 4;
+  constexpr int kBlockColumns = kLanes * kValues;
+  constexpr int kBytes = kNarrow ? 2 : 4;
+  __shared__ Terms<kBlockColumns> terms;
+  wait_for_previous_kernels();
+  if (is_done(a.partials, a.num_batches_tracked)) return;
+  make_terms<kMerges>(a.partials, a.rows, a.columns, a.step, a.buffers, &terms);
+  const int first = threadIdx.x % kLanes * kValues;
+  const int64_t column = int64_t(blockIdx.x) * kBlockColumns + first;
+  if (column >= a.columns) return;
+  float mean[kValues], scale[kValues], shift[kValues];
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    mean[i] = terms.mean[first + i];
+    scale[i] = terms.scale[first + i];
+    shift[i] = terms.shift[first + i];
   }
+  const auto normalised = [&](float value, int i) {
+    value = fmaf(value - mean[i], scale[i], shift[i]);
+    return kBounds ? minimum(maximum(value, bounds.lowest), bounds.highest) : value;
+  };
+  const auto normalise = [&](uint4* four) {
+    auto* words = reinterpret_cast<uint32_t*>(four);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      if constexpr (kNarrow) {
+        const float2 pair = unpack_pair(words[w], kDType);
+        words[w] = pack_pair(normalised(pair.x, 2 * w), normalised(pair.y, 2 * w + 1), kDType);
+      } else {
+        words[w] = __float_as_uint(normalised(__uint_as_float(words[w]), w));
+      }
+    }
+  };
+  const int64_t step = a.out.row_stride * kBytes;
+  char* const start = static_cast<char*>(a.out.data) + column * kBytes;
+  for_each_piece(a.rows, [&](int64_t row0) {
+    char* const last = start + row0 * step;
+    const int count = static_cast<int>(min(row0 + 1, int64_t(kRowsAtOnce)));
+    uint4 v[kRowsAtOnce];
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      if (r < count) v[r] = *reinterpret_cast<const uint4*>(last - r * step);
+    }
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      normalise(&v[r]);
+      if (r < count) *reinterpret_cast<uint4*>(last - r * step) = v[r];
+    }
+  });
+}
+
+template <DType kDType, bool kMerges>
+auto words_kernel(bool bounds) {
+  return bounds ? normalise_words_kernel<kDType, kMerges, true>
+                : normalise_words_kernel<kDType, kMerges, false>;
+}
+
+template <bool kMerges>
+auto words_kernel(DType dtype, bool bounds) {
+  return dtype == DType::kFloat32   ? words_kernel<DType::kFloat32, kMerges>(bounds)
+         : dtype == DType::kFloat16 ? words_kernel<DType::kFloat16, kMerges>(bounds)
+                                    : words_kernel<DType::kBFloat16, kMerges>(bounds);
 }
 
 /// The rows of a result are few: a block takes many of them, or merging would cost more than it
@@ -108,22 +204,36 @@ Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Partial
   }
   // The count of batches is raised by one block: no other may read it then.
   const bool merges = partials.count <= kMaxPartials && buffers.momentum >= 0.0;
-  dim3 blocks = grid(rows, columns, sm_count);
-  if (merges) {
-    blocks.x = std::min(blocks.x, kMergingRowBlocks);
-  } else if (Status status =
-                 finalise(partials.data, partials.count, rows, columns, buffers, stream);
-             !status.ok()) {
-    return status;
+  if (!merges) {
+    if (Status status = finalise(partials.data, partials.count, rows, columns, buffers, stream);
+        !status.ok()) {
+      return status;
+    }
   }
+  const auto blocks = [&](int64_t block_columns) {
+    dim3 blocks = grid(rows, columns, sm_count, block_columns);
+    if (merges) blocks.y = std::min(blocks.y, kMergingRowBlocks);
+    return blocks;
+  };
+  const Normalise step{buffers.save_mean, buffers.save_invstd, buffers.weight, buffers.bias,
+                       buffers.affine_dtype};
+  const Arguments arguments{out,      rows,   columns, step, buffers.num_batches_tracked,
+                            partials, buffers};
+  Bounds bounds;
+  const bool bounded =
+      after.count == 0 ||
+      (after.count == 1 && bounds_of(after.steps[0], &bounds.lowest, &bounds.highest));
+  const int64_t values = 16 / size_of(out.dtype);
   const bool vectors = allows_vectors(out, columns);
+  if (bounded && vectors && columns % values == 0 && out.row_stride % values == 0) {
+    const auto kernel = merges ? words_kernel<true>(out.dtype, after.count != 0)
+                               : words_kernel<false>(out.dtype, after.count != 0);
+    return cutfuse::launch(kernel, blocks(kLanes * values), kThreads, 0, stream, arguments, bounds);
+  }
   const auto kernel =
       merges ? (vectors ? normalise_kernel<true, true> : normalise_kernel<false, true>)
              : (vectors ? normalise_kernel<true, false> : normalise_kernel<false, false>);
-  const Normalise step{buffers.save_mean, buffers.save_invstd, buffers.weight, buffers.bias,
-                       buffers.affine_dtype};
-  return cutfuse::launch(kernel, blocks, kLanes * kWarps, 0, stream, out, rows, columns, step,
-                         after, buffers.num_batches_tracked, partials, buffers);
+  return cutfuse::launch(kernel, blocks(kLanes * kColumns), kThreads, 0, stream, arguments, after);
 }
 
 }  // namespace cutfuse::batch_norm

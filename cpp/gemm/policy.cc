@@ -80,6 +80,35 @@ const char* name(DType dtype) {
                                     : "DType::kBFloat16";
 }
 
+/// Tensors of 16 bits are multiplied at a pace at which memory traffic takes power from the tensor
+/// cores. Where B is larger than the half of L2 that an SM reads, nothing of it stays there from
+/// one wave of blocks to the next: each reads its rows and columns anew (16384x4096x4096: 671 MB
+/// where 16 x 8 tiles of 128x256 at a time read 532; 1.5 to 3 % of its time, H100). Eight columns
+/// of tiles are walked together where that is a tenth less.
+void group_columns(const GemmProblem& problem, int64_t tiles_m, int64_t tiles_n,
+                   GemmPolicy* policy) {
+  constexpr double kCache = 25e6;
+  if (2.0 * double(problem.n) * double(problem.k) <= kCache) return;
+  constexpr int64_t kColumns = 8;
+  constexpr int64_t kBlocks = 128;  // in flight, about
+  const auto read = [&](int64_t rows) {
+    return rows * policy->tile_m + kBlocks / rows * policy->tile_n;
+  };
+  const int64_t rows =
+      policy->raster == Raster::kAlongN
+          ? std::max<int64_t>(kBlocks / tiles_n, policy->swizzle * policy->cluster_m)
+          : std::min(tiles_m, kBlocks);
+  // The scheduler pads rows, too: no more than 3 % of the tiles may be empty.
+  const int64_t clusters = ceil_div(tiles_m, policy->cluster_m);
+  const int64_t empty = ceil_div(clusters, kColumns) * kColumns - clusters;
+  const bool fits = tiles_m >= kBlocks / kColumns && tiles_n % kColumns == 0;
+  if (!fits || 32 * empty > clusters ||
+      10 * read(kBlocks / kColumns) > 9 * read(std::max<int64_t>(rows, 1)))
+    return;
+  policy->raster = Raster::kAlongM;
+  policy->swizzle = kColumns;
+}
+
 }  // namespace
 
 GemmPolicy gemm::policy_of(const Instance& instance) noexcept {
@@ -150,6 +179,9 @@ GemmPolicy gemm::select_policy(const GemmProblem& problem, Source source,
   policy.raster = along_n ? Raster::kAlongN : Raster::kAlongM;
   // sm_80 pads nothing; about 100 blocks in flight are then near a square, 8 x 13 (not measured).
   policy.swizzle = best->arch == 80 ? 8 : grouped ? 4 : 1;
+  if (best->arch == 90 && source == Source::kMatrix && problem.dtype != DType::kFloat32) {
+    group_columns(problem, tiles_m, tiles_n, &policy);
+  }
   return policy;
 }
 

@@ -15,12 +15,9 @@ __global__ void __launch_bounds__(kLanes* kWarps)
     apply_kernel(const __grid_constant__ DeviceProgram program, const Matrix slices, int32_t count,
                  int64_t slice_stride, const Matrix out, int64_t rows, int64_t columns) {
   wait_for_previous_kernels();
-  const int warp = threadIdx.x / kLanes;
-  Coordinates at{0, (int64_t(blockIdx.y) * kLanes + threadIdx.x % kLanes) * kColumns, columns};
-  const int64_t stride = int64_t(gridDim.x) * kWarps * kRowsAtOnce;
-  for (int64_t done = (int64_t(blockIdx.x) * kWarps + warp) * kRowsAtOnce; done < rows;
-       done += stride) {
-    at.row0 = rows - 1 - done;
+  Coordinates at{0, (int64_t(blockIdx.x) * kLanes + threadIdx.x % kLanes) * kColumns, columns};
+  for_each_piece(rows, [&](int64_t row0) {
+    at.row0 = row0;
     float v[Coordinates::kSize];
     load<kVectorIn>(slices, at, v);
     for (int32_t s = 1; s < count; ++s) {
@@ -32,7 +29,7 @@ __global__ void __launch_bounds__(kLanes* kWarps)
     }
     execute(program, v, at);
     store<kVectorOut>(out, at, v);
-  }
+  });
 }
 
 }  // namespace

@@ -8,6 +8,6 @@ namespace cutfuse::row_tile {
 
 inline constexpr int kColumns = 4;  // of one thread: a 16-byte access
 inline constexpr int kLanes = 32;
-inline constexpr int64_t kMaxColumns = int64_t(65535) * kLanes * kColumns;  // a grid's second side
+inline constexpr int64_t kMaxColumns = int64_t(65535) * kLanes * kColumns;  // more were not tried
 
 }  // namespace cutfuse::row_tile

@@ -105,13 +105,27 @@ inline bool allows_vectors(const Matrix& matrix, int64_t columns) {
          reinterpret_cast<uintptr_t>(matrix.data) % 16 == 0;
 }
 
-/// Blocks along (rows, columns): eight resident ones a multiprocessor, a few waves of them.
-inline dim3 grid(int64_t rows, int64_t columns, int32_t sm_count) {
-  const int64_t column_blocks = (columns + kLanes * kColumns - 1) / (kLanes * kColumns);
+/// Blocks along (columns, rows): eight resident ones a multiprocessor, a few waves of them. Those
+/// of the same rows are neighbours, so that memory is read in whole rows.
+inline dim3 grid(int64_t rows, int64_t columns, int32_t sm_count,
+                 int64_t block_columns = kLanes * kColumns) {
+  const int64_t column_blocks = (columns + block_columns - 1) / block_columns;
   const int64_t row_blocks = (rows + kWarps * kRowsAtOnce - 1) / (kWarps * kRowsAtOnce);
   const int64_t wanted = (int64_t(sm_count) * 32 + column_blocks - 1) / column_blocks;
-  return dim3(static_cast<unsigned>(row_blocks < wanted ? row_blocks : wanted),
-              static_cast<unsigned>(column_blocks));
+  return dim3(static_cast<unsigned>(column_blocks),
+              static_cast<unsigned>(row_blocks < wanted ? row_blocks : wanted));
+}
+
+/// Calls body(row0) for each piece of this warp's rows, from the last to the first: what came
+/// before wrote the last ones most recently, so they are still in L2.
+template <class Body>
+__device__ __forceinline__ void for_each_piece(int64_t rows, const Body& body) {
+  constexpr int kRowsOfBlock = kWarps * kRowsAtOnce;
+  const int64_t pieces = (rows + kRowsOfBlock - 1) / kRowsOfBlock;
+  const int64_t own = (pieces + gridDim.y - 1) / gridDim.y;
+  const int64_t first = rows - 1 - (own * blockIdx.y * kWarps + threadIdx.x / kLanes) * kRowsAtOnce;
+  const int64_t end = max(first - own * kRowsOfBlock, int64_t(-1));
+  for (int64_t row0 = first; row0 > end; row0 -= kRowsOfBlock) body(row0);
 }
 
 }  // namespace cutfuse::row_tile

@@ -151,18 +151,25 @@ def test_wide_tiles_need_many_tiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "raster", "swizzle"),
+    ("shape", "dtype", "raster", "swizzle"),
     [
-        ((16384, 4096, 4096), 1, 4),  # along N, the shorter side
-        ((16384, 2048, 4096), 1, 1),
-        ((1024, 8192, 8192), 0, 1),
-        ((8192, 8192, 8192), 1, 4),
+        ((16384, 4096, 4096), 0, 1, 4),  # along N, the shorter side
+        ((16384, 2048, 4096), 0, 1, 1),
+        ((1024, 8192, 8192), 0, 0, 1),
+        ((8192, 8192, 8192), 0, 1, 4),
+        ((16384, 4096, 4096), 2, 0, 8),  # 16 x 8 tiles at a time
+        ((16384, 4096, 4096), 1, 0, 8),
+        ((16384, 2048, 8192), 2, 1, 1),  # they are already
+        ((16384, 4096, 2048), 2, 1, 1),  # the weight stays in L2
+        ((16384, 4096 + 256, 4096), 2, 1, 1),  # columns would be padded,
+        ((33 * 256, 4096, 4096), 2, 1, 1),  # and rows
+        ((1024, 8192, 8192), 2, 0, 1),
     ],
 )
 def test_blocks_in_flight_share_operands(
-    shape: tuple[int, int, int], raster: int, swizzle: int
+    shape: tuple[int, int, int], dtype: int, raster: int, swizzle: int
 ) -> None:
-    policy = _C.select_policy(*shape, _C.DeviceProps())
+    policy = _C.select_policy(*shape, _C.DeviceProps(), 0, dtype)
     assert (policy.raster, policy.swizzle) == (raster, swizzle)
 
 
@@ -178,7 +185,7 @@ def test_few_tiles_are_empty() -> None:
             grouped += 1
             clusters = -(-shape[0] // (policy.tile_m * policy.cluster_m))
             columns = -(-shape[1] // policy.tile_n)
-            padded = [-(-side // 4) * 4 for side in (clusters, columns)]
+            padded = [-(-side // policy.swizzle) * policy.swizzle for side in (clusters, columns)]
             assert padded[0] * padded[1] <= clusters * columns * 33 / 32, (shape, policy)
     assert grouped > 0
 

@@ -16,7 +16,7 @@ from pycutfuse.testing import (
 )
 from pycutfuse.testing.forcing import KINDS, Kind
 
-from ..cases import turned
+from ..cases import moments, turned
 from . import session
 from .plugin import binding
 
@@ -166,6 +166,12 @@ def test_batch_norm_of_a_linear_layer(policy: object, size: tuple[int, int, int]
     torch.testing.assert_close(result.double(), expected, rtol=close, atol=close)
     for own, value in zip(ours, exact, strict=True):
         torch.testing.assert_close(own.double(), value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", moments.OFFSETS)
+@pytest.mark.parametrize("m", [300, 2100])  # more than exchange their moments
+def test_statistics_of_rounded_values(m: int, offset: float) -> None:
+    moments.check_statistics(m, offset, "cpu")
 
 
 @pytest.mark.parametrize("size", turned.SIZES, ids=str)

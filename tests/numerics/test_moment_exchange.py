@@ -11,6 +11,7 @@ from pycutfuse.program import encode
 from pycutfuse.reference import apply_program
 from pycutfuse.testing import forced_policy, generate, guarded, kinds, kinds_of, turned_policy
 
+from ..cases import moments
 from .test_integers import RUNS, TOLERANCES, draw, policies
 
 pytestmark = pytest.mark.cuda
@@ -97,6 +98,12 @@ def test_columns_far_from_zero_keep_their_variance(dtype, tier, cuda, fused: Non
     result = pcf.ops.linear_batch_norm(x, weight, training=True, precision=tier)
     close = {"rtol": TOLERANCES[dtype], "atol": TOLERANCES[dtype]}
     torch.testing.assert_close(result.double(), F.batch_norm(z, None, None, training=True), **close)
+
+
+@pytest.mark.parametrize("offset", moments.OFFSETS)
+@pytest.mark.parametrize("m", [300, 1000, 5003])  # more than exchange their moments
+def test_statistics_of_rounded_values(m: int, offset: float, fused: None) -> None:
+    moments.check_statistics(m, offset, "cuda")
 
 
 def test_a_constant_column_is_its_bias(cuda: torch.device, fused: None) -> None:

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstring>
+
+#include "machine.h"
+
+namespace cutfuse::gemm::sm90 {
+
+inline void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned i = 0; i < 4; ++i) {
+    const uint32_t row = emulated::of_lane(address, 8 * i + lane / 4);
+    std::memcpy(emulated::here->shared + row + lane % 4 * 4, &r[i], 4);
+  }
+}
+
+inline void load_transposed(uint32_t address, uint32_t (&r)[4]) {
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned i = 0; i < 4; ++i) {
+    uint16_t pair[2];
+    for (unsigned k = 0; k < 2; ++k) {
+      const uint32_t row = emulated::of_lane(address, 8 * i + lane % 4 * 2 + k);
+      std::memcpy(&pair[k], emulated::here->shared + row + lane / 4 * 2, 2);
+    }
+    std::memcpy(&r[i], pair, 4);
+  }
+}
+
+}  // namespace cutfuse::gemm::sm90
