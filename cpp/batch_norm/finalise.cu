@@ -8,6 +8,7 @@
 #include "batch_norm/statistics.cuh"
 #include "core/launch.h"
 #include "device/moments.h"
+#include "device/values.cuh"
 
 namespace cutfuse::batch_norm {
 namespace {
@@ -30,10 +31,10 @@ struct MergeCounted {
   }
 };
 
-/// Sums of partials' distances from a column's first one, as merge_partials() has them.
+/// Sums of distances from a column's first value, or its first partial's mean.
 struct Distances {
-  double sum;
-  double squares;
+  double sum = 0.0;
+  double squares = 0.0;
 };
 
 struct AddDistances {
@@ -42,15 +43,38 @@ struct AddDistances {
   }
 };
 
+__device__ Merged moments_of(double origin, const Distances& all, const Rows& n) {
+  const double m2 = all.squares - all.sum * all.sum * n.inverse;
+  return {origin + all.sum * n.inverse, m2 < 0.0 ? 0.0 : m2};  // NaN stays
+}
+
+/// Whether a column that was rounded to 16 bits has few steps of its values to a deviation: its
+/// roundings are not of either sign then, or of a constant all the same, and what was measured
+/// before them is not what normalise() subtracts.
+__device__ bool is_coarse(const Merged& found, const Rows& n, DType dtype) {
+  if (dtype == DType::kFloat32) return false;
+  const double half_step = dtype == DType::kBFloat16 ? 0x1p-9 : 0x1p-12;
+  const double limit = 16 * half_step * found.mean;
+  return found.m2 * n.inverse < limit * limit;
+}
+
 /// kThreads threads of a block, one warp or all of it, merge one column. The order of sums is fixed
 /// by the launch shape: deterministic.
 template <int kThreads>
 __global__ void __launch_bounds__(kBlock)
     finalise_kernel(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
-                    const BatchNormBuffers buffers) {
+                    const Columns stored, const BatchNormBuffers buffers) {
   using Reduce = std::conditional_t<kThreads == 32, cub::WarpReduce<Distances>,
                                     cub::BlockReduce<Distances, kBlock>>;
   __shared__ typename Reduce::TempStorage storage[kBlock / kThreads];
+  __shared__ bool coarse[kBlock / kThreads];
+  const auto sync = [] {
+    if constexpr (kThreads == 32) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  };
   wait_for_previous_kernels();
   const int group = threadIdx.x / kThreads;
   const int thread = threadIdx.x % kThreads;
@@ -58,9 +82,10 @@ __global__ void __launch_bounds__(kBlock)
   if (column >= columns) {
     return;  // whole warps when kThreads is 32; never when the block has one column
   }
+  const Rows n(static_cast<double>(rows));
   const auto* of_column = reinterpret_cast<const float2*>(partials + column * partial_count);
-  const double origin = of_column[0].x;
-  Distances mine{0.0, 0.0};
+  double origin = of_column[0].x;
+  Distances mine;
 #pragma unroll 8
   for (int64_t p = thread; p < partial_count; p += kThreads) {
     const float2 partial = of_column[p];
@@ -69,14 +94,29 @@ __global__ void __launch_bounds__(kBlock)
     mine.sum = fma(count, delta, mine.sum);
     mine.squares += fma(count * delta, delta, static_cast<double>(partial.y));
   }
-  const Distances all = Reduce(storage[group]).Reduce(mine, AddDistances{});
+  Merged found = moments_of(origin, Reduce(storage[group]).Reduce(mine, AddDistances{}), n);
+  if (thread == 0) coarse[group] = is_coarse(found, n, stored.dtype);
+  sync();
+  if (coarse[group]) {
+    const auto value = [&](int64_t row) {
+      const int64_t at = row / stored.together * stored.jump +
+                         row % stored.together * stored.row_stride + column * stored.column_stride;
+      return static_cast<double>(load_value(stored.data, at, stored.dtype));
+    };
+    origin = value(0);
+    mine = {};
+#pragma unroll 8
+    for (int64_t row = thread; row < rows; row += kThreads) {
+      const double delta = value(row) - origin;
+      mine.sum += delta;
+      mine.squares = fma(delta, delta, mine.squares);
+    }
+    found = moments_of(origin, Reduce(storage[group]).Reduce(mine, AddDistances{}), n);
+  }
   if (thread != 0) {
     return;
   }
-  const Rows n(static_cast<double>(rows));
-  const double m2 = all.squares - all.sum * all.sum * n.inverse;
-  write_statistics(column, origin + all.sum * n.inverse, m2 < 0.0 ? 0.0 : m2, n,
-                   load_running(column, buffers), buffers);
+  write_statistics(column, found.mean, found.m2, n, load_running(column, buffers), buffers);
 }
 
 unsigned blocks(int64_t items, int64_t per_block) {
@@ -120,13 +160,11 @@ __global__ void count_kernel(int64_t* num_batches_tracked) {
 }  // namespace
 
 Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
-                const BatchNormBuffers& buffers, void* stream) noexcept {
-  if (partial_count <= 512) {
-    return launch(finalise_kernel<32>, blocks(columns, kBlock / 32), kBlock, 0, stream, partials,
-                  partial_count, rows, columns, buffers);
-  }
-  return launch(finalise_kernel<kBlock>, blocks(columns, 1), kBlock, 0, stream, partials,
-                partial_count, rows, columns, buffers);
+                const Columns& stored, const BatchNormBuffers& buffers, void* stream) noexcept {
+  const auto kernel = partial_count <= 512 ? finalise_kernel<32> : finalise_kernel<kBlock>;
+  const int64_t columns_of_block = partial_count <= 512 ? kBlock / 32 : 1;
+  return launch(kernel, blocks(columns, columns_of_block), kBlock, 0, stream, partials,
+                partial_count, rows, columns, stored, buffers);
 }
 
 Status finalise(const CountedMoments* partials, int64_t partial_count, int64_t channels,

@@ -14,11 +14,23 @@
 
 namespace cutfuse::batch_norm {
 
+/// A result by its columns: value r of column c is element c * column_stride + r / together * jump
+/// + r % together * row_stride.
+struct Columns {
+  const void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  int64_t column_stride = 1;
+  int64_t row_stride = 0;
+  int64_t together = 1;
+  int64_t jump = 0;
+};
+
 /// Merges `partials` [columns][partial_count], each over kPartialRows of the `rows` rows (the last
 /// over what is left), into save_mean and save_invstd and updates the running statistics; the
-/// count of batches is read here and raised by normalise().
+/// count of batches is read here and raised by normalise(). The partials are of values that were
+/// rounded when `stored`: where a column's deviation is near its roundings it is measured anew.
 Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
-                const BatchNormBuffers& buffers, void* stream) noexcept;
+                const Columns& stored, const BatchNormBuffers& buffers, void* stream) noexcept;
 
 /// As above for partials [channels][partial_count] that are counted; raises *num_batches_tracked by
 /// one. Also writes multipliers [channels], weight / sqrt(var + eps).

@@ -119,8 +119,8 @@ struct Bounds {
   float highest = INFINITY;
 };
 
-/// Where bounds are all that follows, with few instructions: 16 bytes a lane and row. They are a
-/// third of this pass's power, and it is power that a call of a large layer waits for.
+/// Where bounds are all that follows: 16 bytes a lane and row, and few instructions, as a call of a
+/// large layer of 16 bits takes as long as its energy (benchmarks/results/README.md).
 template <DType kDType, bool kMerges, bool kBounds>
 __global__ void __launch_bounds__(kThreads)
     normalise_words_kernel(const __grid_constant__ Arguments a, const Bounds bounds) {
@@ -182,11 +182,11 @@ auto words_kernel(bool bounds) {
                 : normalise_words_kernel<kDType, kMerges, false>;
 }
 
-template <bool kMerges>
-auto words_kernel(DType dtype, bool bounds) {
-  return dtype == DType::kFloat32   ? words_kernel<DType::kFloat32, kMerges>(bounds)
-         : dtype == DType::kFloat16 ? words_kernel<DType::kFloat16, kMerges>(bounds)
-                                    : words_kernel<DType::kBFloat16, kMerges>(bounds);
+auto words_kernel(DType dtype, bool merges, bool bounds) {
+  return dtype == DType::kFloat16    ? words_kernel<DType::kFloat16, false>(bounds)
+         : dtype == DType::kBFloat16 ? words_kernel<DType::kBFloat16, false>(bounds)
+         : merges                    ? words_kernel<DType::kFloat32, true>(bounds)
+                                     : words_kernel<DType::kFloat32, false>(bounds);
 }
 
 /// The rows of a result are few: a block takes many of them, or merging would cost more than it
@@ -202,10 +202,14 @@ Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Partial
     return error(Code::kNotSupported, "batch_norm over %lld channels: at most %lld are supported",
                  static_cast<long long>(columns), static_cast<long long>(kMaxColumns));
   }
-  // The count of batches is raised by one block: no other may read it then.
-  const bool merges = partials.count <= kMaxPartials && buffers.momentum >= 0.0;
+  // The count of batches is raised by one block: no other may read it then. finalise() also looks
+  // at what was rounded.
+  const bool merges =
+      partials.count <= kMaxPartials && buffers.momentum >= 0.0 && out.dtype == DType::kFloat32;
   if (!merges) {
-    if (Status status = finalise(partials.data, partials.count, rows, columns, buffers, stream);
+    const Columns stored{out.data, out.dtype, 1, out.row_stride, rows, 0};
+    if (Status status =
+            finalise(partials.data, partials.count, rows, columns, stored, buffers, stream);
         !status.ok()) {
       return status;
     }
@@ -226,8 +230,7 @@ Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Partial
   const int64_t values = 16 / size_of(out.dtype);
   const bool vectors = allows_vectors(out, columns);
   if (bounded && vectors && columns % values == 0 && out.row_stride % values == 0) {
-    const auto kernel = merges ? words_kernel<true>(out.dtype, after.count != 0)
-                               : words_kernel<false>(out.dtype, after.count != 0);
+    const auto kernel = words_kernel(out.dtype, merges, after.count != 0);
     return cutfuse::launch(kernel, blocks(kLanes * values), kThreads, 0, stream, arguments, bounds);
   }
   const auto kernel =

@@ -144,8 +144,10 @@ __global__ void __launch_bounds__(kThreads, 4)
 Status normalise_planes(const Planes& planes, const Moments* partials, int64_t partial_count,
                         const BatchNormBuffers& buffers, const DeviceProgram& after,
                         void* stream) noexcept {
+  const Columns stored{planes.data, planes.dtype,  planes.pixels,
+                       1,           planes.pixels, planes.channels * planes.pixels};
   if (Status status = finalise(partials, partial_count, planes.images * planes.pixels,
-                               planes.channels, buffers, stream);
+                               planes.channels, stored, buffers, stream);
       !status.ok()) {
     return status;
   }

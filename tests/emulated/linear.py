@@ -168,10 +168,11 @@ def test_batch_norm_of_a_linear_layer(policy: object, size: tuple[int, int, int]
         torch.testing.assert_close(own.double(), value, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("offset", moments.OFFSETS)
 @pytest.mark.parametrize("m", [300, 2100])  # more than exchange their moments
-def test_statistics_of_rounded_values(m: int, offset: float) -> None:
-    moments.check_statistics(m, offset, "cpu")
+def test_columns_that_are_rounded(m: int, offset: float, dtype: torch.dtype) -> None:
+    moments.check_statistics(m, offset, dtype, "cpu")
 
 
 @pytest.mark.parametrize("size", turned.SIZES, ids=str)

@@ -12,7 +12,6 @@
 #include "device/values.cuh"
 #include "gemm/launcher.h"
 #include "gemm/sm90/coordinates.cuh"
-#include "gemm/sm90/matrices.cuh"
 #include "gemm/stage.cuh"
 #include "gemm/store.cuh"
 #include "program/device_program.h"
@@ -61,16 +60,6 @@ struct Finished {
   CUTLASS_DEVICE void operator()(float (&)[kCount], int, int) const {}
 };
 
-/// Or bounds.
-struct Bounded {
-  float lowest, highest;
-  template <int kCount>
-  CUTLASS_DEVICE void operator()(float (&v)[kCount], int first, int count) const {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = first; i < first + count; ++i) v[i] = minimum(maximum(v[i], lowest), highest);
-  }
-};
-
 /// Or the program's ending: its special functions go on while the boxes before are read.
 struct Ended {
   const Ending& ending;
@@ -83,44 +72,10 @@ struct Ended {
   }
 };
 
-/// Before `then` a program's affine steps, as apply_folded() has them.
-template <class Coordinates, bool kScaledRows, class Then>
-struct Folded {
-  const Coordinates& at;
-  const float (&rows)[2];  ///< scales, 1 without kScaledRows
-  Then then;
-  template <int kCount>
-  CUTLASS_DEVICE void operator()(float (&v)[kCount], int first, int count) const {
-    CUTLASS_PRAGMA_UNROLL
-    for (int j = first / 4; j < (first + count) / 4; ++j) {
-      const int2 scale = at.read_slot(kScaleSlot<Coordinates>, j);
-      const int2 shift = at.read_slot(kScaleSlot<Coordinates> + 1, j);
-      CUTLASS_PRAGMA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        float* pair = &v[4 * j + 2 * r];
-        if (kScaledRows) {
-          pair[0] *= rows[r];
-          pair[1] *= rows[r];
-        }
-        pair[0] = fmaf(pair[0], __int_as_float(scale.x), __int_as_float(shift.x));
-        pair[1] = fmaf(pair[1], __int_as_float(scale.y), __int_as_float(shift.y));
-      }
-    }
-    then(v, first, count);
-  }
-};
-
-/// Of boxes on their way: nobody looks at them.
-struct Unseen {
-  CUTLASS_DEVICE void operator()(int, const uint32_t*) const {}
-};
-
-/// Waits until the box that `number` takes is free; calls fill(box), then see(number, box); sends
-/// it.
-template <int kTileN, class Fill, class See = Unseen>
+/// Waits until the box that `number` takes is free; calls fill(box); sends it.
+template <int kTileN, class Fill>
 CUTLASS_DEVICE void send_box(int number, int lane, const CUtensorMap* map, int column, int row,
-                             int plane, WarpStorage<kTileN>& storage, const Fill& fill,
-                             const See& see = {}) {
+                             int plane, WarpStorage<kTileN>& storage, const Fill& fill) {
   constexpr int kBoxes = WarpStorage<kTileN>::kBoxes;
   uint32_t* box = storage.boxes[number % kBoxes];
   cute::tma_store_wait<kBoxes - 1>();  // of lane 0's boxes, the one that was here has left
@@ -132,7 +87,6 @@ CUTLASS_DEVICE void send_box(int number, int lane, const CUtensorMap* map, int c
     cute::SM90_TMA_STORE_3D::copy(map, box, column, row, plane);
     cute::tma_store_arrive();
   }
-  see(number, box);
 }
 
 /// fp32, 16 columns a box.
@@ -160,58 +114,29 @@ CUTLASS_DEVICE void store_boxes(float (&v)[AccumulatorCoordinates<kTileN>::kSize
   }
 }
 
-/// 32 columns of 16-bit values, of which pack(a, b) makes a word of two.
-template <int kSize, class Pack>
-CUTLASS_DEVICE void fill_packed_box(const float (&v)[kSize], int number, int lane, uint32_t* box,
-                                    const Pack& pack) {
-  const int row = lane % 16;
-  const uint32_t start = cute::cast_smem_ptr_to_uint(box);
-  CUTLASS_PRAGMA_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    uint32_t words[4];  // of rows 0 to 7 and 8 to 15, of one quarter of the columns and the next
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int j = 4 * number + 2 * half + i / 2;
-      words[i] = pack(v[(j * 2 + i % 2) * 2], v[(j * 2 + i % 2) * 2 + 1]);
-    }
-    store_matrices(start + swizzled(row, 8 * half + lane / 16 * 4) * 4, words);
-  }
-}
-
-template <int kTileN, class Finish, class Pack, class See = Unseen>
+/// 16-bit values, 32 columns a box; pack(a, b) makes a word of two.
+template <int kTileN, class Finish, class Pack>
 CUTLASS_DEVICE void store_packed_boxes(float (&v)[AccumulatorCoordinates<kTileN>::kSize],
                                        const AccumulatorCoordinates<kTileN>& at, int lane,
                                        const CUtensorMap* map, int plane,
                                        WarpStorage<kTileN>& storage, const Finish& finish,
-                                       const Pack& pack, const See& see = {}) {
+                                       const Pack& pack) {
   keep_here(lane);
   CUTLASS_PRAGMA_UNROLL
   for (int number = 0; number < kTileN / 32; ++number) {
     finish(v, 16 * number, 16);
-    const auto fill = [&](uint32_t* box) { fill_packed_box(v, number, lane, box, pack); };
-    send_box<kTileN>(number, lane, map, at.column0 + number * 32, at.row0, plane, storage, fill,
-                     see);
-  }
-}
-
-struct PackBFloat16 {
-  CUTLASS_DEVICE uint32_t operator()(float a, float b) const {
-    return pack_pair(a, b, DType::kBFloat16);
-  }
-};
-
-/// Fills one box after the other as if to send it, for see(number, box).
-template <int kTileN, class See>
-CUTLASS_DEVICE void see_bfloat16_boxes(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
-                                       int lane, WarpStorage<kTileN>& storage, const See& see) {
-  keep_here(lane);
-  CUTLASS_PRAGMA_UNROLL
-  for (int number = 0; number < kTileN / 32; ++number) {
-    uint32_t* box = storage.boxes[number % WarpStorage<kTileN>::kBoxes];
-    __syncwarp();
-    fill_packed_box(v, number, lane, box, PackBFloat16{});
-    __syncwarp();
-    see(number, box);
+    const auto fill = [&](uint32_t* box) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int quarter = 0; quarter < 4; ++quarter) {
+        const int j = 4 * number + quarter;
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          box[swizzled(lane / 4 + 8 * r, 4 * quarter + lane % 4)] =
+              pack(v[(j * 2 + r) * 2], v[(j * 2 + r) * 2 + 1]);
+        }
+      }
+    };
+    send_box<kTileN>(number, lane, map, at.column0 + number * 32, at.row0, plane, storage, fill);
   }
 }
 
@@ -224,7 +149,8 @@ CUTLASS_DEVICE void store_narrow_boxes(float (&v)[AccumulatorCoordinates<kTileN>
     store_packed_boxes<kTileN>(v, at, lane, map, 0, storage, finish,
                                [](float a, float b) { return pack_pair(a, b, DType::kFloat16); });
   } else {
-    store_packed_boxes<kTileN>(v, at, lane, map, 0, storage, finish, PackBFloat16{});
+    store_packed_boxes<kTileN>(v, at, lane, map, 0, storage, finish,
+                               [](float a, float b) { return pack_pair(a, b, DType::kBFloat16); });
   }
 }
 
