@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "batch_norm/kernels.h"
-#include "batch_norm/normalise.h"
 #include "batch_norm/statistics.cuh"
 #include "core/launch.h"
 #include "core/status.h"
@@ -30,8 +29,7 @@ struct Terms {
 /// which every block of a column does; the first one also writes.
 template <bool kMerges, int kBlockColumns>
 __device__ void make_terms(const Partials& partials, int64_t rows, int64_t columns,
-                           const Normalise& step, const BatchNormBuffers& buffers,
-                           Terms<kBlockColumns>* terms) {
+                           const BatchNormBuffers& buffers, Terms<kBlockColumns>* terms) {
   constexpr int kMergers = kMerges ? kThreads / kBlockColumns : 1;
   static_assert(kThreads % kBlockColumns == 0);
   const int own = threadIdx.x / kMergers;
@@ -50,16 +48,16 @@ __device__ void make_terms(const Partials& partials, int64_t rows, int64_t colum
       write_statistics(column, merged.mean, merged.m2, n, load_running(column, buffers), buffers);
     }
   } else if (own < kBlockColumns) {
-    mean = step.mean[inside];
-    invstd = step.invstd[inside];
+    mean = buffers.save_mean[inside];
+    invstd = buffers.save_invstd[inside];
   }
   if (own < kBlockColumns) {
-    const float weight =
-        step.weight != nullptr ? load_value(step.weight, inside, step.affine_dtype) : 1.f;
+    const auto affine = [&](const void* values, float otherwise) {
+      return values != nullptr ? load_value(values, inside, buffers.affine_dtype) : otherwise;
+    };
     terms->mean[own] = mean;
-    terms->scale[own] = invstd * weight;
-    terms->shift[own] =
-        step.bias != nullptr ? load_value(step.bias, inside, step.affine_dtype) : 0.f;
+    terms->scale[own] = invstd * affine(buffers.weight, 1.f);
+    terms->shift[own] = affine(buffers.bias, 0.f);
   }
   __syncthreads();
 }
@@ -79,8 +77,6 @@ __device__ bool is_done(const Partials& partials, int64_t* num_batches_tracked) 
 struct Arguments {
   Matrix out;
   int64_t rows, columns;
-  Normalise step;
-  int64_t* num_batches_tracked;
   Partials partials;
   BatchNormBuffers buffers;
 };
@@ -92,8 +88,8 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kBlockColumns = kLanes * kColumns;
   __shared__ Terms<kBlockColumns> terms;
   wait_for_previous_kernels();
-  if (is_done(a.partials, a.num_batches_tracked)) return;
-  make_terms<kMerges>(a.partials, a.rows, a.columns, a.step, a.buffers, &terms);
+  if (is_done(a.partials, a.buffers.num_batches_tracked)) return;
+  make_terms<kMerges>(a.partials, a.rows, a.columns, a.buffers, &terms);
   const int first = threadIdx.x % kLanes * kColumns;
   Coordinates at{0, int64_t(blockIdx.x) * kBlockColumns + first, a.columns};
   for_each_piece(a.rows, [&](int64_t row0) {
@@ -130,8 +126,8 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kBytes = kNarrow ? 2 : 4;
   __shared__ Terms<kBlockColumns> terms;
   wait_for_previous_kernels();
-  if (is_done(a.partials, a.num_batches_tracked)) return;
-  make_terms<kMerges>(a.partials, a.rows, a.columns, a.step, a.buffers, &terms);
+  if (is_done(a.partials, a.buffers.num_batches_tracked)) return;
+  make_terms<kMerges>(a.partials, a.rows, a.columns, a.buffers, &terms);
   const int first = threadIdx.x % kLanes * kValues;
   const int64_t column = int64_t(blockIdx.x) * kBlockColumns + first;
   if (column >= a.columns) return;
@@ -219,10 +215,7 @@ Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Partial
     if (merges) blocks.y = std::min(blocks.y, kMergingRowBlocks);
     return blocks;
   };
-  const Normalise step{buffers.save_mean, buffers.save_invstd, buffers.weight, buffers.bias,
-                       buffers.affine_dtype};
-  const Arguments arguments{out,      rows,   columns, step, buffers.num_batches_tracked,
-                            partials, buffers};
+  const Arguments arguments{out, rows, columns, partials, buffers};
   Bounds bounds;
   const bool bounded =
       after.count == 0 ||

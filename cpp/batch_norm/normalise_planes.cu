@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "batch_norm/kernels.h"
-#include "batch_norm/normalise.h"
 #include "core/launch.h"
 #include "core/status.h"
 #include "device/values.cuh"
@@ -105,12 +104,12 @@ __device__ __forceinline__ void store(const Planes& planes, const Coordinates& a
 /// recently, so they are still in L2. Left to itself, nvcc 13.0 took 48 registers and spilled.
 template <bool kVector>
 __global__ void __launch_bounds__(kThreads, 4)
-    normalise_planes_kernel(const Planes planes, int64_t units, const Normalise step,
-                            const __grid_constant__ DeviceProgram after,
-                            int64_t* num_batches_tracked) {
+    normalise_planes_kernel(const Planes planes, int64_t units,
+                            const __grid_constant__ BatchNormBuffers buffers,
+                            const __grid_constant__ DeviceProgram after) {
   wait_for_previous_kernels();
-  if (num_batches_tracked != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
-    ++*num_batches_tracked;
+  if (buffers.num_batches_tracked != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+    ++*buffers.num_batches_tracked;
   }
   const int64_t numbered = units - 1 - (int64_t(blockIdx.x) * kThreads + threadIdx.x);
   const int64_t unit = max(numbered, int64_t(0));  // whole warps run the program
@@ -125,11 +124,12 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     const int64_t column = at.column(0, c);
-    const float mean = step.mean[column];
-    float scale = step.invstd[column];
-    if (step.weight != nullptr) scale *= load_value(step.weight, column, step.affine_dtype);
-    const float shift =
-        step.bias != nullptr ? load_value(step.bias, column, step.affine_dtype) : 0.f;
+    const auto affine = [&](const void* values, float otherwise) {
+      return values != nullptr ? load_value(values, column, buffers.affine_dtype) : otherwise;
+    };
+    const float mean = buffers.save_mean[column];
+    const float scale = buffers.save_invstd[column] * affine(buffers.weight, 1.f);
+    const float shift = affine(buffers.bias, 0.f);
 #pragma unroll
     for (int r = 0; r < kPixels; ++r) {
       v[index(r, c)] = fmaf(v[index(r, c)] - mean, scale, shift);
@@ -160,11 +160,9 @@ Status normalise_planes(const Planes& planes, const Moments* partials, int64_t p
                 "batch_norm of %lld planes of %lld pixels: split the batch",
                 static_cast<long long>(planes.images * planes.channels),
                 static_cast<long long>(planes.pixels));
-  const Normalise step{buffers.save_mean, buffers.save_invstd, buffers.weight, buffers.bias,
-                       buffers.affine_dtype};
   return cutfuse::launch(vectors ? normalise_planes_kernel<true> : normalise_planes_kernel<false>,
                          dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, planes, units,
-                         step, after, buffers.num_batches_tracked);
+                         buffers, after);
 }
 
 }  // namespace cutfuse::batch_norm

@@ -20,6 +20,15 @@ Status bind_pieces(shift::Params* params) noexcept {
   boxes.strides = {params->x_column, params->x_row, params->x_channel,
                    g.channels * params->x_channel, params->x_image};
   boxes.box = {g.pitch * g.stride_w, g.piece_rows * g.phases_h, g.piece_channels, 1, 1};
+  if (params->channels_together) {
+    const auto channels_first = [](auto* of) {
+      std::rotate(of->begin(), of->begin() + 2, of->begin() + 3);
+    };
+    channels_first(&boxes.sizes);
+    channels_first(&boxes.strides);
+    channels_first(&boxes.box);
+    boxes.swizzled = true;
+  }
   params->in_pieces = can_encode(boxes);
   if (!params->in_pieces) return {};
   params->piece_groups = shift::Divisor(shift::groups_of_piece(g));

@@ -1,7 +1,7 @@
 # The compiled shift kernels, one row each: element of the planes, pixels of one instruction, planes
 # of x and of the weight (2: ieee), and Role. Each comes in all roles.
 set(CUTFUSE_SHIFT_INSTANCES "")
-foreach(role IN ITEMS kStore kStatistics kAny)
+foreach(role IN ITEMS kStore kStatistics kLast kAny)
   # ELEMENT TILE_N PLANES ROLE
   list(APPEND CUTFUSE_SHIFT_INSTANCES
     "half_t 256 1 ${role} dev"

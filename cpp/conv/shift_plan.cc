@@ -215,9 +215,13 @@ Status ShiftPlan::multiply(shift::Params* params, void* stream) const noexcept t
       params->affine_steps < program.count &&
       bounds_of(program.steps[params->affine_steps], &params->lowest, &params->highest);
   params->first_staged = params->affine_steps + (params->clamps ? 1 : 0);
-  const shift::Role lean = stores ? shift::Role::kStore : shift::Role::kStatistics;
+  const bool last = params->channels_last && layout_.g.made.phases() == 1;
   const bool needs_any = params->first_staged < program.count || (stores && !params->in_runs);
-  const shift::Instance* instance = find_instance(policy_, needs_any ? shift::Role::kAny : lean);
+  const shift::Role role = stores && last ? shift::Role::kLast
+                           : needs_any    ? shift::Role::kAny
+                           : stores       ? shift::Role::kStore
+                                          : shift::Role::kStatistics;
+  const shift::Instance* instance = find_instance(policy_, role);
   CUTFUSE_CHECK(instance != nullptr, Code::kNotSupported, "%s is not compiled",
                 to_string(policy_).c_str());
   return instance->launch(*params, device_, stream);

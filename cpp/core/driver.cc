@@ -76,7 +76,9 @@ Status encode_boxes(const TensorBoxes& boxes, CUtensorMap* map) noexcept {
   const CUresult result = encode(
       map, boxes.tf32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5,
       const_cast<void*>(boxes.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      boxes.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+      !boxes.swizzled          ? CU_TENSOR_MAP_SWIZZLE_NONE
+      : boxes.box[0] * 4 == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                               : CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   CUTFUSE_CHECK(result == CUDA_SUCCESS, Code::kCuda,
                 "cuTensorMapEncodeTiled refused an image of %lld x %lld (driver error %d)",

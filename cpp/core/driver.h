@@ -26,7 +26,7 @@ struct TensorBoxes {
   const void* data = nullptr;
   std::array<int64_t, 5> sizes = {}, strides = {};
   std::array<int32_t, 5> box = {};
-  bool swizzled = false;  ///< boxes, 128 bytes wide, by those
+  bool swizzled = false;  ///< boxes, 128 or 32 bytes wide, by those
   bool tf32 = false;      ///< values are rounded to TF32 on their way
 };
 

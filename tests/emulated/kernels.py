@@ -113,6 +113,35 @@ def test_convolutions_by_each_policy(policy: object) -> None:
     assert taken > 0
 
 
+# Of channels_last: one group of eight channels, one and a half, several in groups, and phases.
+IN_PIECES = [
+    ConvCase(8, 24, (3, 3), (9, 64), 2, padding=1),
+    ConvCase(12, 70, (3, 2), (6, 60), None, padding=(2, 1)),
+    ConvCase(32, 16, (3, 3), (9, 128), 2, groups=2, padding=1),
+    ConvCase(24, 40, (3, 3), (13, 128), 1, stride=2, padding=1),
+    ConvCase(16, 24, (3, 3), (7, 60), 2, transposed=True),
+]
+
+
+@pytest.mark.parametrize("policy", [p for p in POLICIES if p.tile_n > 0], ids=repr)
+def test_pieces_of_channels_last(policy: object) -> None:
+    kind = next(kind for kind in conv_kinds_of(policy) if kind[0] is torch.float32)
+    taken = 0
+    for case in IN_PIECES:
+        x, weight, bias = case.draw(whole, layout="channels_last")
+        exact = case.theirs(*wide((x, weight, bias)))
+        with forced_conv_policy(policy), exact_promotion(), guarded():
+            try:
+                problem = case.problem(kind)._replace(channels_last=True)
+                plan = support.make_conv_plan(problem, policy)
+            except NotImplementedError:
+                continue
+            result = case.ours(x, weight, bias, precision=kind[1])
+        assert torch.equal(result, exact.float()), str(case)
+        taken += " pieces of " in plan.describe()
+    assert taken > 0
+
+
 # Those whose weights may have gaps, with the layouts that they read.
 GAPPED = [(p, "contiguous") for p in POLICIES if p.gemm.source != 2 or p.patch_n > 0]
 GAPPED += [(p, "channels_last") for p in POLICIES if p.gemm.source != 2]

@@ -97,7 +97,8 @@ struct Params {
   bool lanes_are_channels = false;  // of one phase each; else phases lie next to each other
   bool phase_masks = false;         // so that 8, or each group of lanes, repeat them
   int32_t last_phase = 0;           // a power of two less one, or 0
-  bool channels_together = false;   // 16 bytes of them are one aligned load: channels_last
+  bool channels_together = false;   // 16 bytes of them are one aligned load: channels_last;
+                                    // in a piece a pixel's eight are next to each other
   bool lane_pairs = false;          // two lane-channels, from an even one on, are one aligned load
   bool in_pieces = false;           // x comes by the copy engine, else by each lane's own copies
   int32_t lanes_together = 1;       // in a piece: lane-channels that are one load
@@ -112,8 +113,8 @@ struct Params {
   bool pairs = false;          // every run of results begins at an even float
   int32_t out_phase = 0;       // floats from a sector's start to `out`
   DeviceProgram program;
-  // Its first `affine_steps` are folded into one, perhaps bounds follow; Role::kAny runs the steps
-  // from `first_staged` on, on results in shared memory.
+  // Its first `affine_steps` are folded into one, perhaps bounds follow; Role::kAny and
+  // kLast run the steps from `first_staged` on, on results in shared memory.
   int32_t affine_steps = 0;
   int32_t first_staged = 0;
   bool clamps = false;
@@ -154,6 +155,7 @@ Status prepare(const PrepareParams& params, void* stream) noexcept;
 enum class Role {
   kStore,       ///< affine steps, then perhaps bounds; in runs
   kStatistics,  ///< the same; batch norm's statistics
+  kLast,        ///< any program; stores channels_last
   kAny,         ///< any program; either, in any order
 };
 

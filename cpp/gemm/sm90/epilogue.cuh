@@ -11,7 +11,6 @@
 #include <cutlass/cutlass.h>
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/tensor.hpp>
-#include <cutlass/epilogue/collective/detail.hpp>
 
 #include "gemm/images.cuh"
 #include "gemm/launcher.h"
@@ -30,9 +29,15 @@
 
 namespace cutfuse::gemm::sm90 {
 
-template <class TileShape, Source kSource, int kRowStep_>
+/// What values that leave in boxes need when all of their columns are plain: affine steps and what
+/// follows them. They are done while the boxes before are read, which is what a tile waits for.
+enum class Leaving { kNot, kFolded, kBounded, kEnded };
+
+/// kBFloat16: tensors of it are multiplied, and never planes, whose rows have words.
+template <class TileShape, Source kSource, int kRowStep_, bool kBFloat16>
 class ProgramEpilogue {
  public:
+  static constexpr bool kScaledRows = !kBFloat16;
   static constexpr int kTileM = cute::size<0>(TileShape{});
   static constexpr int kTileN = cute::size<1>(TileShape{});
   static constexpr bool kNchw = kSource == Source::kNchw;
@@ -56,8 +61,11 @@ class ProgramEpilogue {
   struct Params : EpilogueArguments {
     CUtensorMap out_map;      ///< boxes of 16 rows x 64 bytes, 64-byte swizzle
     bool out_mapped = false;  ///< else stored from registers
-    Ending ending;            ///< of the program, that values run as they leave in boxes
-    Images images;            ///< that rows are taken from
+    bool only_boxes = false;  ///< nothing is done to results but to store them in boxes
+    Leaving leaving = Leaving::kNot;
+    float lowest = 0.f, highest = 0.f;  ///< of Leaving::kBounded
+    Ending ending;                      ///< of the program, that values run as they leave in boxes
+    Images images;                      ///< that rows are taken from
     ArrivingRows arriving;
   };
 
@@ -69,7 +77,9 @@ class ProgramEpilogue {
 
   template <class ProblemShape>
   static Params to_underlying_arguments(const ProblemShape&, const Arguments& args, void*) {
-    return {args, {}, false, {}, {}, {}};
+    Params params;
+    static_cast<EpilogueArguments&>(params) = args;
+    return params;
   }
   template <class ProblemShape>
   static size_t get_workspace_size(const ProblemShape&, const Arguments&) {
@@ -117,7 +127,7 @@ class ProgramEpilogue {
     const int last_row = int(cute::get<0>(problem)) - 1;
     bool rows_plain = true;
     CUTLASS_PRAGMA_UNROLL
-    for (int row = lane; row < kTileM; row += kThreads) {
+    for (int row = lane; kScaledRows && row < kTileM; row += kThreads) {
       const int word = params_.a_words != nullptr
                            ? __ldg(params_.a_words + min(first_row + row, last_row))
                            : 2 * params_.a_exponent;
@@ -163,12 +173,21 @@ class ProgramEpilogue {
     const int lane = thread % 32;
     const int own_row = first_row_of<kRowStep>(thread);
     const int (&rows)[kTileM] = staged.row_words;
-    const int row_words[2] = {rows[own_row], rows[own_row + kRowStep]};
+    const int row_words[2] = {kScaledRows ? rows[own_row] : 0,
+                              kScaledRows ? rows[own_row + kRowStep] : 0};
     int step = 0;
-    bool folds = staged.columns_plain &&
-                 __all_sync(0xffffffffu, is_plain(row_words[0]) && is_plain(row_words[1]));
+    bool folds = staged.columns_plain;
+    if constexpr (kScaledRows) {
+      folds = folds && __all_sync(0xffffffffu, is_plain(row_words[0]) && is_plain(row_words[1]));
+    }
     // Without the columns' steps folded ahead their words and operands are staged.
     if constexpr (kNchw) folds = folds && (params_.folded != nullptr || are_finite(v));
+    if constexpr (!kNchw) {
+      if (folds && params_.leaving != Leaving::kNot) {
+        leave(block, v, row_words, at, thread, storage, release);
+        return;
+      }
+    }
     if (folds) {
       apply_folded(v, row_words, at, kScaleSlot<Coordinates>);
       step = params_.affine_steps;
@@ -182,13 +201,36 @@ class ProgramEpilogue {
       if (params_.b_words != nullptr && unscale(v, row_words, at)) repair(v, at, params_, lane);
     }
     auto* group_storage = &storage.warps[warp / 4 * 4];
-    execute(params_.program, v, at, step, params_.ending.first);
+    if (step < min(params_.program.count, params_.ending.first)) {
+      execute(params_.program, v, at, step, params_.ending.first);
+    }
     release();
     if constexpr (kNchw) {
       store_nchw<kTileN>(v, at, thread, params_.out, group_storage);
     } else {
       store(block, v, at, thread, storage);
     }
+  }
+
+  template <class BlockCoord, class Release>
+  CUTLASS_DEVICE void leave(const BlockCoord& block, float (&v)[kSize], const int (&row_words)[2],
+                            const Coordinates& at, int thread, SharedStorage& storage,
+                            const Release& release) {
+    const int lane = thread % 32;
+    auto& boxes = storage.warps[thread / 32];
+    const float rows[2] = {power_of_two(-row_exponent(row_words[0])),
+                           power_of_two(-row_exponent(row_words[1]))};
+    const auto folded = [&](const auto& then) {
+      return Folded<Coordinates, kScaledRows, std::decay_t<decltype(then)>>{at, rows, then};
+    };
+    if (params_.leaving == Leaving::kEnded) {
+      store_values(block, v, at, lane, boxes, folded(Ended{params_.ending}));
+    } else if (params_.leaving == Leaving::kBounded) {
+      store_values(block, v, at, lane, boxes, folded(Bounded{params_.lowest, params_.highest}));
+    } else {
+      store_values(block, v, at, lane, boxes, folded(Finished{}));
+    }
+    release();
   }
 
   template <class BlockCoord>
@@ -211,58 +253,65 @@ class ProgramEpilogue {
     const int warp = thread / 32;
     const int lane = thread % 32;
     auto* group_storage = &storage.warps[warp / 4 * 4];
-    const bool exchanges = params_.exchange.arrivals != nullptr;
-    // Before the values, whose boxes moments would wait for. Not apart: chunks of values that live
-    // on and are selected by a loop would be spilled, and beside 128 values moments are.
-    constexpr bool kMomentsFirst = kTileN <= 192;
-    if (params_.partials != nullptr && (kMomentsFirst || exchanges)) {
-      store_moments<false>(v, at, thread, group_storage, params_.partials,
-                           exchanges ? 1 : params_.partial_count, exchanges ? at.columns : 1);
-    }
-    if (exchanges) {
-      normalise_together(v, at, thread, int(cute::get<1>(block)), storage.warps, params_);
-    }
-    bool to_planes = false;
-    if constexpr (kImages) {
-      to_planes = params_.images.planes_out;
-      if (to_planes) {
-        store_nchw<kTileN>(v, at, thread, params_.out, group_storage);
-        if (!kMomentsFirst) sync_group(thread);  // moments lie where pixels do
-      }
-    }
     auto& boxes = storage.warps[warp];
-    const auto finishing = [&](const auto& send) {
-      if (params_.ending.first < kMaxDeviceSteps) {
-        send(Ended{params_.ending});
-      } else {
-        send(Finished{});
+    const bool exchanges = params_.exchange.arrivals != nullptr;
+    const bool ends = params_.ending.first < kMaxDeviceSteps;
+    // One jump over all that is rare: each costs a wait for the code behind it.
+    if (!params_.only_boxes) {
+      if (params_.partials != nullptr) {
+        store_moments(v, at, thread, group_storage, params_.partials,
+                      exchanges ? 1 : params_.partial_count, exchanges ? at.columns : 1);
       }
-    };
-    if (to_planes) {
-    } else if (params_.row_partials != nullptr) {
-      store_row_partials(v, at, int(cute::get<1>(block)), (at.columns + kTileN - 1) / kTileN,
-                         params_.row_partials);
-    } else if (params_.out_planes != 0) {
-      finishing([&](const auto& finish) {
-        store_plane_boxes(v, at, lane, &params_.out_map, params_.out_planes, boxes, finish);
-      });
-    } else if (!params_.out_mapped) {
-      if (params_.out_pairs) {
-        store_directly(v, at, params_.out, true);
-      } else {
-        store_rows(v, at, lane, params_.out, boxes);
+      if (exchanges) {
+        normalise_together(v, at, thread, int(cute::get<1>(block)), storage.warps, params_);
       }
-    } else if (params_.out.dtype == DType::kFloat32) {
-      finishing([&](const auto& finish) {
-        store_boxes(v, at, lane, &params_.out_map, int(cute::get<3>(block)), boxes, finish);
-      });
-    } else {
-      finishing([&](const auto& finish) {
-        store_narrow_boxes(v, at, lane, &params_.out_map, params_.out.dtype, boxes, finish);
-      });
+      if constexpr (kImages) {
+        if (params_.images.planes_out) {
+          store_nchw<kTileN>(v, at, thread, params_.out, group_storage);
+          return;
+        }
+      }
+      if (params_.row_partials != nullptr) {
+        store_row_partials(v, at, int(cute::get<1>(block)), (at.columns + kTileN - 1) / kTileN,
+                           params_.row_partials);
+        return;
+      }
+      if (params_.out_planes != 0) {
+        const auto send = [&](const auto& finish) {
+          store_plane_boxes(v, at, lane, &params_.out_map, params_.out_planes, boxes, finish);
+        };
+        if (ends) {
+          send(Ended{params_.ending});
+        } else {
+          send(Finished{});
+        }
+        return;
+      }
+      if (!params_.out_mapped) {
+        if (params_.out_pairs) {
+          store_directly(v, at, params_.out, true);
+        } else {
+          store_rows(v, at, lane, params_.out, boxes);
+        }
+        return;
+      }
     }
-    if (!kMomentsFirst && params_.partials != nullptr && !exchanges) {
-      store_moments<true>(v, at, thread, group_storage, params_.partials, params_.partial_count, 1);
+    if (ends) {
+      store_values(block, v, at, lane, boxes, Ended{params_.ending});
+    } else {
+      store_values(block, v, at, lane, boxes, Finished{});
+    }
+  }
+
+  /// In boxes of the result's dtype.
+  template <class BlockCoord, class Finish>
+  CUTLASS_DEVICE void store_values(const BlockCoord& block, float (&v)[kSize],
+                                   const Coordinates& at, int lane, WarpStorage<kTileN>& boxes,
+                                   const Finish& finish) {
+    if (params_.out.dtype == DType::kFloat32) {
+      store_boxes(v, at, lane, &params_.out_map, int(cute::get<3>(block)), boxes, finish);
+    } else {
+      store_narrow_boxes(v, at, lane, &params_.out_map, params_.out.dtype, boxes, finish);
     }
   }
 
@@ -272,93 +321,6 @@ class ProgramEpilogue {
     } else {
       return fragment;
     }
-  }
-};
-
-/// The staged operands change hands by named barriers: to each consumer warpgroup by one of its
-/// own, from both to the producer's epilogue warp, the stager, by one. By an mbarrier instead it
-/// was 1.0 to 1.5 us a tile slower for what is staged and 4 % of everything for what is read; H200.
-struct Staging {
-  static constexpr int kGroups = 2;
-  static constexpr int kStager = cutlass::NumThreadsPerWarp;
-  static constexpr int kGroup = cutlass::NumThreadsPerWarpGroup;
-  static constexpr uint32_t kStaged = 4;
-  static constexpr uint32_t kRead = kStaged + kGroups;
-
-  CUTLASS_DEVICE static void say_staged() {
-    for (int group = 0; group < kGroups; ++group) {
-      cutlass::arch::NamedBarrier::arrive(kStager + kGroup, kStaged + group);
-    }
-  }
-  CUTLASS_DEVICE static void wait_until_staged(int group) {
-    cutlass::arch::NamedBarrier::sync(kStager + kGroup, kStaged + group);
-  }
-  CUTLASS_DEVICE static void say_read() {
-    cutlass::arch::NamedBarrier::arrive(kStager + kGroups * kGroup, kRead);
-  }
-  CUTLASS_DEVICE static void wait_until_read() {
-    cutlass::arch::NamedBarrier::sync(kStager + kGroups * kGroup, kRead);
-  }
-};
-
-/// The collective that the kernel layer wants: the producer's epilogue warp stages operands while
-/// the tile is multiplied.
-template <class TileShape, Source kSource, int kRowStep>
-class EpilogueCollective
-    : public cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-          ProgramEpilogue<TileShape, kSource, kRowStep>> {
-  using Base = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-      ProgramEpilogue<TileShape, kSource, kRowStep>>;
-
- public:
-  using Base::Base;
-  using typename Base::StorePipeline;
-  using typename Base::StorePipelineState;
-  using typename Base::TensorStorage;
-  using LoadPipeline = cutlass::PipelineAsync<1>;  // its state counts the tiles staged
-  using LoadPipelineState = typename LoadPipeline::PipelineState;
-  using PipelineStorage = typename LoadPipeline::SharedStorage;
-
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return true; }
-
-  template <class ProblemShape, class BlockShape, class BlockCoord, class TiledMma>
-  CUTLASS_DEVICE auto load(LoadPipeline, LoadPipelineState state, const ProblemShape& problem,
-                           BlockShape, const BlockCoord& block, TiledMma, int lane,
-                           TensorStorage& storage, int) {
-    if (state.count() > 0) {
-      Staging::wait_until_read();
-    } else {
-      Base::say_running(lane);
-    }
-    Base::stage(problem, block, lane, storage);
-    Staging::say_staged();
-    ++state;
-    return state;
-  }
-
-  CUTLASS_DEVICE auto load_tail(LoadPipeline, LoadPipelineState state) {
-    if (state.count() > 0) Staging::wait_until_read();
-    return state;
-  }
-
-  template <class ProblemShape, class BlockShape, class BlockCoord, class Engine, class Layout,
-            class TiledMma>
-  CUTLASS_DEVICE auto store(LoadPipeline, LoadPipelineState state, StorePipeline,
-                            StorePipelineState stored, const ProblemShape& problem, BlockShape,
-                            const BlockCoord& block, cute::Tensor<Engine, Layout>& accumulators,
-                            TiledMma, int thread, TensorStorage& storage, int) {
-    const int group = thread / cutlass::NumThreadsPerWarpGroup;
-    Staging::wait_until_staged(group);
-    // The warp that staged had waited for the kernels before this one.
-    Base::finish(problem, block, accumulators, thread, storage, [] { Staging::say_read(); });
-    return cute::make_tuple(state, stored);
-  }
-
-  /// Shared memory must outlive the last boxes.
-  template <class... Pipelines>
-  CUTLASS_DEVICE auto store_tail(Pipelines...) {
-    cute::tma_store_wait<0>();
-    return 0;
   }
 };
 

@@ -14,7 +14,7 @@
 #include "core/once_ok.h"
 #include "core/status.h"
 #include "gemm/launcher.h"
-#include "gemm/sm90/epilogue.cuh"
+#include "gemm/sm90/collective.cuh"
 #include "gemm/sm90/images.cuh"
 #include "gemm/sm90/mainloop.cuh"
 #include "gemm/sm90/nchw_mainloop.cuh"
@@ -47,7 +47,8 @@ class Sm90Gemm final : public Launcher {
       std::conditional_t<
           kTurned, TurnedMainloop<TileShape, ClusterShape, kStages>,
           std::conditional_t<kImages, ImageMainloop<MatrixMainloop>, MatrixMainloop>>>;
-  using Epilogue = EpilogueCollective<TileShape, kSource, kTurned ? 1 : kTf32 ? 4 : 8>;
+  static constexpr bool kBFloat16 = std::is_same_v<Element, cutlass::bfloat16_t>;
+  using Epilogue = EpilogueCollective<TileShape, kSource, kTurned ? 1 : kTf32 ? 4 : 8, kBFloat16>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
   using Params = typename Kernel::Params;
@@ -96,11 +97,15 @@ class Sm90Gemm final : public Launcher {
         return status;
       }
     }
-    // What only stores to boxes do; what else reads results needs all of the program before.
     const EpilogueArguments& epilogue = call.epilogue;
-    if (!kNchw && params.epilogue.out_mapped && epilogue.partials == nullptr &&
-        epilogue.row_partials == nullptr) {
+    const bool boxed = !kNchw && params.epilogue.out_mapped && epilogue.row_partials == nullptr;
+    // What reads results before they leave needs all of the program before.
+    if (boxed && epilogue.partials == nullptr) {
       params.epilogue.ending = ending_of(epilogue.program);
+      if (epilogue.out_planes == 0) {
+        params.epilogue.only_boxes = true;
+        params.epilogue.leaving = leaving(epilogue, &params.epilogue);
+      }
     }
 
     if (call.blocks != 0) params.hw_info.sm_count = call.blocks;
@@ -154,6 +159,17 @@ class Sm90Gemm final : public Launcher {
   Params params_;
   Matrix out_;              // what out_map was encoded for
   int64_t row_stride_ = 0;  // and a turned layer's map of A
+
+  static Leaving leaving(const EpilogueArguments& epilogue,
+                         typename Epilogue::Params* params) noexcept {
+    const DeviceProgram& program = epilogue.program;
+    const int32_t affine = epilogue.affine_steps;
+    if (program.count == affine) return Leaving::kFolded;
+    if (params->ending.first == affine) return Leaving::kEnded;
+    const bool bounded = program.count == affine + 1 &&
+                         bounds_of(program.steps[affine], &params->lowest, &params->highest);
+    return bounded ? Leaving::kBounded : Leaving::kNot;
+  }
 
   static cudaLaunchAttribute cluster_attribute() {
     cudaLaunchAttribute attribute{};

@@ -9,7 +9,7 @@
 #include "device/moments.cuh"
 #include "gemm/sm90/coordinates.cuh"
 #include "gemm/sm90/store.cuh"
-#include "program/executor.cuh"
+#include "gemm/unscale.cuh"
 
 namespace cutfuse::gemm::sm90 {
 
@@ -20,8 +20,7 @@ CUTLASS_DEVICE float rows_inside(int first, int rows, int count) {
 
 /// (mean, M2) of each column over the warpgroup's 64 rows -> partials, by `column_stride` and, of
 /// 64 rows, `block_stride`.
-/// kApart as of for_each_chunk.
-template <bool kApart, int kTileN>
+template <int kTileN>
 CUTLASS_DEVICE void store_moments(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
                                   const AccumulatorCoordinates<kTileN>& at, int thread,
                                   WarpStorage<kTileN>* warps, Moments* partials,
@@ -34,8 +33,8 @@ CUTLASS_DEVICE void store_moments(const float (&v)[AccumulatorCoordinates<kTileN
   // A lane's 16 columns at a time: their moments take 32 registers beside the values.
   constexpr int kAtOnce = 8;
   constexpr int kPairs = AccumulatorCoordinates<kTileN>::kColumnPairs;
-  executor::for_each_chunk<kApart, kPairs / kAtOnce>([&](int chunk) {
-    const int first = chunk * kAtOnce;
+  CUTLASS_PRAGMA_UNROLL
+  for (int first = 0; first < kPairs; first += kAtOnce) {
     const auto& values = *reinterpret_cast<const float (*)[4 * kAtOnce]>(&v[4 * first]);
     Moments columns[kAtOnce / 4];
     reduce_rows<kAtOnce>(values, merges, lane, columns);
@@ -43,16 +42,19 @@ CUTLASS_DEVICE void store_moments(const float (&v)[AccumulatorCoordinates<kTileN
     for (int i = 0; i < kAtOnce / 4; ++i) {
       warps[warp].moments[8 * first + reduced_column<kAtOnce>(lane, i)] = columns[i];
     }
-  });
+  }
   const int first_row = at.row0 - lane / 4 - warp * 16;
-  const int first_column = at.column0 - (lane % 4) * 2;
-  const float rows01 = rows_inside(first_row, at.rows, 32);
-  const float rows23 = rows_inside(first_row + 32, at.rows, 32);
-  const MergeWeights by01(rows_inside(first_row, at.rows, 16),
-                          rows_inside(first_row + 16, at.rows, 16));
-  const MergeWeights by23(rows_inside(first_row + 32, at.rows, 16),
-                          rows_inside(first_row + 48, at.rows, 16));
-  const MergeWeights by(rows01, rows23);
+  const int first_column = at.column0 - lane % 4 * 2;
+  // Divisions that all wait for, unless all rows are inside.
+  MergeWeights by01(16.f, 16.f), by23(16.f, 16.f), by(32.f, 32.f);
+  if (first_row + 64 > at.rows) {
+    const auto inside = [&](int from, int count) {
+      return rows_inside(first_row + from, at.rows, count);
+    };
+    by01 = MergeWeights(inside(0, 16), inside(16, 16));
+    by23 = MergeWeights(inside(32, 16), inside(48, 16));
+    by = MergeWeights(inside(0, 32), inside(32, 32));
+  }
   sync_group(thread);
   for (int n = thread % 128; n < kTileN; n += 128) {
     const Moments merged = merge(merge(warps[0].moments[n], warps[1].moments[n], by01),
@@ -66,34 +68,44 @@ CUTLASS_DEVICE void store_moments(const float (&v)[AccumulatorCoordinates<kTileN
 
 /// (max, sum of exponentials) of each row over the tile's columns -> partials[row][tile].
 template <int kTileN>
-CUTLASS_DEVICE void store_row_partials(const float (&v)[AccumulatorCoordinates<kTileN>::kSize],
+CUTLASS_DEVICE void store_row_partials(float (&v)[AccumulatorCoordinates<kTileN>::kSize],
                                        const AccumulatorCoordinates<kTileN>& at, int tile,
                                        int tiles, LogSumExpPartial* partials) {
-  constexpr int kAtOnce = 8;
-  constexpr int kChunks = AccumulatorCoordinates<kTileN>::kColumnPairs / kAtOnce;
+  using Coordinates = AccumulatorCoordinates<kTileN>;
+  if ((tile + 1) * kTileN > at.columns) {
+    for_each_pair<Coordinates>([&](int j) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (!at.column_inside(j, i % 2)) v[4 * j + i] = -INFINITY;
+      }
+    });
+  }
+  // Both rows at a time and two sums of each, so that one waits for the other.
+  float largest[2] = {-INFINITY, -INFINITY};
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < Coordinates::kSize; ++i) {
+    largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], v[i]);
+  }
+  float shift[2];
   CUTLASS_PRAGMA_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const auto for_each_value = [&](const auto& body) {
-      executor::for_each_chunk<(kTileN > 192), kChunks>([&](int chunk) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < 2 * kAtOnce; ++i) {
-          const int j = chunk * kAtOnce + i / 2;
-          if (at.column_inside(j, i % 2)) body(v[(j * 2 + r) * 2 + i % 2]);
-        }
-      });
-    };
-    float largest = -INFINITY;
-    for_each_value([&](float value) { largest = fmaxf(largest, value); });
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
+    largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 2));
     // An infinite maximum is not subtracted: inf - inf would be NaN.
-    const float shift = isfinite(largest) ? largest : 0.f;
-    float sum = 0.f;
-    for_each_value([&](float value) { sum += __expf(value - shift); });
+    shift[r] = isfinite(largest[r]) ? largest[r] : 0.f;
+  }
+  float sums[2][2] = {};
+  for_each_pair<Coordinates>([&](int j) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) sums[i / 2][i % 2] += __expf(v[4 * j + i] - shift[i / 2]);
+  });
+  CUTLASS_PRAGMA_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    float sum = sums[r][0] + sums[r][1];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     if (threadIdx.x % 4 == 0 && at.row_inside(r)) {
-      partials[int64_t(at.row0 + 8 * r) * tiles + tile] = {largest, sum};
+      partials[int64_t(at.row0 + 8 * r) * tiles + tile] = {largest[r], sum};
     }
   }
 }

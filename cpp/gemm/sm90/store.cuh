@@ -12,6 +12,7 @@
 #include "device/values.cuh"
 #include "gemm/launcher.h"
 #include "gemm/sm90/coordinates.cuh"
+#include "gemm/sm90/matrices.cuh"
 #include "gemm/stage.cuh"
 #include "gemm/store.cuh"
 #include "program/device_program.h"
@@ -60,6 +61,16 @@ struct Finished {
   CUTLASS_DEVICE void operator()(float (&)[kCount], int, int) const {}
 };
 
+/// Or bounds.
+struct Bounded {
+  float lowest, highest;
+  template <int kCount>
+  CUTLASS_DEVICE void operator()(float (&v)[kCount], int first, int count) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = first; i < first + count; ++i) v[i] = minimum(maximum(v[i], lowest), highest);
+  }
+};
+
 /// Or the program's ending: its special functions go on while the boxes before are read.
 struct Ended {
   const Ending& ending;
@@ -69,6 +80,33 @@ struct Ended {
     const float term = ending.term;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < count; ++i) v[first + i] = __fmaf_rn(sigmoid(v[first + i]), factor, term);
+  }
+};
+
+/// Before `then` a program's affine steps, as apply_folded() has them.
+template <class Coordinates, bool kScaledRows, class Then>
+struct Folded {
+  const Coordinates& at;
+  const float (&rows)[2];  ///< scales, 1 without kScaledRows
+  Then then;
+  template <int kCount>
+  CUTLASS_DEVICE void operator()(float (&v)[kCount], int first, int count) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = first / 4; j < (first + count) / 4; ++j) {
+      const int2 scale = at.read_slot(kScaleSlot<Coordinates>, j);
+      const int2 shift = at.read_slot(kScaleSlot<Coordinates> + 1, j);
+      CUTLASS_PRAGMA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float* pair = &v[4 * j + 2 * r];
+        if (kScaledRows) {
+          pair[0] *= rows[r];
+          pair[1] *= rows[r];
+        }
+        pair[0] = fmaf(pair[0], __int_as_float(scale.x), __int_as_float(shift.x));
+        pair[1] = fmaf(pair[1], __int_as_float(scale.y), __int_as_float(shift.y));
+      }
+    }
+    then(v, first, count);
   }
 };
 
@@ -114,7 +152,24 @@ CUTLASS_DEVICE void store_boxes(float (&v)[AccumulatorCoordinates<kTileN>::kSize
   }
 }
 
-/// 16-bit values, 32 columns a box; pack(a, b) makes a word of two.
+/// 32 columns of 16-bit values, of which pack(a, b) makes a word of two.
+template <int kSize, class Pack>
+CUTLASS_DEVICE void fill_packed_box(const float (&v)[kSize], int number, int lane, uint32_t* box,
+                                    const Pack& pack) {
+  const int row = lane % 16;
+  const uint32_t start = cute::cast_smem_ptr_to_uint(box);
+  CUTLASS_PRAGMA_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    uint32_t words[4];  // of rows 0 to 7 and 8 to 15, of one quarter of the columns and the next
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int j = 4 * number + 2 * half + i / 2;
+      words[i] = pack(v[(j * 2 + i % 2) * 2], v[(j * 2 + i % 2) * 2 + 1]);
+    }
+    store_matrices(start + swizzled(row, 8 * half + lane / 16 * 4) * 4, words);
+  }
+}
+
 template <int kTileN, class Finish, class Pack>
 CUTLASS_DEVICE void store_packed_boxes(float (&v)[AccumulatorCoordinates<kTileN>::kSize],
                                        const AccumulatorCoordinates<kTileN>& at, int lane,
@@ -125,17 +180,7 @@ CUTLASS_DEVICE void store_packed_boxes(float (&v)[AccumulatorCoordinates<kTileN>
   CUTLASS_PRAGMA_UNROLL
   for (int number = 0; number < kTileN / 32; ++number) {
     finish(v, 16 * number, 16);
-    const auto fill = [&](uint32_t* box) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int quarter = 0; quarter < 4; ++quarter) {
-        const int j = 4 * number + quarter;
-        CUTLASS_PRAGMA_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          box[swizzled(lane / 4 + 8 * r, 4 * quarter + lane % 4)] =
-              pack(v[(j * 2 + r) * 2], v[(j * 2 + r) * 2 + 1]);
-        }
-      }
-    };
+    const auto fill = [&](uint32_t* box) { fill_packed_box(v, number, lane, box, pack); };
     send_box<kTileN>(number, lane, map, at.column0 + number * 32, at.row0, plane, storage, fill);
   }
 }

@@ -50,24 +50,22 @@ class Epilogue {
     const float base[2] = {collects ? statistics_.near(0) : 0.f,
                            collects ? statistics_.near(1) : 0.f};
     const bool deviates = apply(v, at, base, exponent, finite, tile);
-    if constexpr (kRole == Role::kAny) {
+    if constexpr (kRole == Role::kAny || kRole == Role::kLast) {
       if (p_.first_staged < p_.program.count) run_steps<kN>(p_, v, at, store_.scratch());
-      if (!collects && p_.channels_last && p_.g.made.phases() == 1) {
-        LastStore<kN>(p_, tile, store_.of_warpgroup()).run(v, at, block);
-        return;
-      }
     }
-    if (!collects) {
+    if constexpr (kRole == Role::kLast) {
+      LastStore<kN>(p_, tile, store_.of_warpgroup()).run(v, at, block);
+    } else if (!collects) {
       store_.run(v, at, tile);
-      return;
+    } else {
+      if (!deviates) subtract(v, base);
+      statistics_.run(v, at, base);
     }
-    if (!deviates) subtract(v, base);
-    statistics_.run(v, at, base);
   }
 
   /// Before the (group, m tile) changes, and at the end: what was collected goes out.
   CUTLASS_DEVICE void flush(const TileOf& tile) {
-    if constexpr (kRole != Role::kStore) {
+    if constexpr (kRole == Role::kStatistics || kRole == Role::kAny) {
       if (p_.partials != nullptr) statistics_.flush(tile);
     }
   }

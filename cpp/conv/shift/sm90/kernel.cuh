@@ -112,7 +112,7 @@ class Consumer {
   /// The same where sums at ieee are long; a tile's first products run while the one before it is
   /// stored, if that leaves them registers.
   CUTLASS_DEVICE void run_ahead() {
-    constexpr bool kAhead = kRole != Role::kAny;
+    constexpr bool kAhead = kRole == Role::kStore || kRole == Role::kStatistics;
     const auto nothing = [] {};
     const auto first_of = [&](const PatchInfo& info) { return max(info.offset[block_number_], 0); };
     float sum[kN / 2];

@@ -49,6 +49,9 @@ CUTLASS_DEVICE uint32_t bytes_of_box(const Geometry& g) {
   return g.piece_rows * g.phases_h * g.pitch * g.stride_w * g.piece_channels * sizeof(float);
 }
 
+/// Columns of x that a piece begins before its row of the grid: rows of NCHW begin at 16 bytes.
+CUTLASS_DEVICE int32_t early_of(const Params& p) { return p.channels_together ? 0 : p.g.early; }
+
 /// Clears what is read after each piece, with the last pixel of its last row, where boxes begin
 /// early: what an earlier kernel left there would pass for x out of fp16's range.
 CUTLASS_DEVICE void clear_guards(const Params& p, char* shared) {
@@ -69,18 +72,20 @@ CUTLASS_DEVICE void bring_pieces(const Params& p, char* shared) {
   bool first_round = true;
   for (Patches patches(p); patches.more(p); patches.next(p)) {
     const int32_t group = p.m_tiles.divide(patches.tile.outer);
-    const int32_t x = patches.tile.strip * g.strip * g.stride_w - g.pad_w - g.early;
+    const int32_t x = patches.tile.strip * g.strip * g.stride_w - g.pad_w - early_of(p);
     for (Pieces pieces(p, patches); pieces.more(); pieces.next()) {
       if (!first_round) Barrier::wait(&control.piece_empty[turn.stage], turn.phase ^ 1);
       uint64_t* full = &control.piece_full[turn.stage];
       TransactionBarrier::arrive_and_expect_tx(full, bytes);
       const int32_t channel =
           g.phase_channels == 0 ? 0 : (patches.first_group(p) + pieces.block()) * kLanes;
+      const int32_t y = pieces.row() * g.stride_h - g.pad_h;
+      const bool last = p.channels_together;
       asm volatile(
           "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
           "{%3, %4, %5, %6, %7}], [%2];" ::"r"(ring + turn.stage * g.piece_bytes),
-          "l"(&p.map), "r"(shared_address(full)), "r"(x), "r"(pieces.row() * g.stride_h - g.pad_h),
-          "r"(channel), "r"(group), "r"(patches.tile.image)
+          "l"(&p.map), "r"(shared_address(full)), "r"(last ? channel : x), "r"(last ? x : y),
+          "r"(last ? y : channel), "r"(group), "r"(patches.tile.image)
           : "memory");
       turn.next(g.pieces);
       if (turn.stage == 0) first_round = false;
@@ -88,8 +93,9 @@ CUTLASS_DEVICE void bring_pieces(const Params& p, char* shared) {
   }
 }
 
-/// Converts pieces with `kWarps` warps, each some of 32 pixels of a group at a time.
-template <int kWarps>
+/// Converts pieces with `kWarps` warps, each some of 32 pixels of a group at a time; kLast: also
+/// those of channels_last.
+template <int kWarps, bool kLast>
 class PieceReader {
  public:
   CUTLASS_DEVICE PieceReader(const Params& params, char* shared, int thread)
@@ -104,6 +110,7 @@ class PieceReader {
   /// so that neither waits for itself alone.
   template <class Body>
   CUTLASS_DEVICE void for_patch(const Patches& patches, const Body& body) {
+    if (kLast && p_.channels_together) return for_last(patches, body);
     if (p_.one_phase) return for_channels(patches, body);
     switch (p_.lanes_together) {
       case 4:
@@ -142,8 +149,8 @@ class PieceReader {
       piece.begin = max(offset, patches.begin);
       piece.end = min(offset + g.piece_rows * g.pitch, g.patch);
       piece.items = ((piece.end - piece.begin + 31) >> 5) * groups;
-      piece.from =
-          ring_ + turn_.stage * g.piece_bytes + (piece.begin - offset + lane_) * step + g.early * 4;
+      piece.from = ring_ + turn_.stage * g.piece_bytes + (piece.begin - offset + lane_) * step +
+                   early_of(p_) * 4;
       piece.item = warp_ - taken_;
       if (piece.item < 0) piece.item += kWarps;
       taken_ = (taken_ + piece.items) % kWarps;
@@ -182,6 +189,32 @@ class PieceReader {
         for (int c = 0; c < kLanes; ++c) load<1>(from + c * channel, &taken.v[c]);
         taken.pixel = piece.begin + item * 32 + lane_;
         taken.group = group;
+        taken.exists = taken.pixel < piece.end;
+        return taken;
+      };
+      for_items(piece, take, body);
+    });
+  }
+
+  /// Of channels_last: a pixel's eight channels are next to each other, their halves swizzled.
+  template <class Body>
+  CUTLASS_DEVICE void for_last(const Patches& patches, const Body& body) {
+    const Geometry& g = p_.g;
+    const auto groups = int32_t(p_.piece_groups.divisor);
+    const int32_t step = g.stride_w * kLastPixelBytes;
+    for_pieces(patches, groups, step, [&](const Piece& piece, int32_t first) {
+      const auto take = [&](int32_t item) {
+        Item taken;
+        const int32_t block = p_.piece_groups.divide(item);
+        const int32_t group = item - block * groups;
+        const int32_t pixel = piece.begin + block * 32 + lane_;
+        const int32_t inside = min(pixel, piece.end - 1) - piece.begin - lane_;
+        const char* from = piece.from + inside * step + lanes_.in_piece(group * kLanes);
+        const int32_t turned = int32_t(shared_address(from) >> 3) & 16;
+        load<4>(from + turned, &taken.v[0]);
+        load<4>(from + (16 - turned), &taken.v[4]);
+        taken.pixel = pixel;
+        taken.group = first + group * (g.phase_channels / kLanes);
         taken.exists = taken.pixel < piece.end;
         return taken;
       };

@@ -26,7 +26,7 @@ class Producer {
   CUTLASS_DEVICE void run() {
     if (p_.in_pieces) {
       if (thread_ < threads_) {
-        PieceReader<kProducers / 32 - 1> reader(p_, shared_, thread_);
+        AllPieces reader(p_, shared_, thread_);
         fill_all([&](const Patches& patches, int32_t stage) {
           return convert_pieces(reader, patches, stage);
         });
@@ -42,6 +42,8 @@ class Producer {
   }
 
  private:
+  using AllPieces = PieceReader<kProducers / 32 - 1, kAll>;
+
   const Params& p_;
   char* shared_;
   Control& control_;
@@ -170,8 +172,8 @@ class Producer {
     return shared_ + p_.shared.patch + stage * p_.shared.stage_bytes;
   }
 
-  CUTLASS_DEVICE float convert_pieces(PieceReader<kProducers / 32 - 1>& reader,
-                                      const Patches& patches, int32_t stage) const {
+  CUTLASS_DEVICE float convert_pieces(AllPieces& reader, const Patches& patches,
+                                      int32_t stage) const {
     const float scale = power_of_two(exponent_);
     __half2 largest = __float2half2_rn(0.f);
     char* to = plane(stage);

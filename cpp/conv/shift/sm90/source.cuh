@@ -6,6 +6,9 @@
 
 namespace cutfuse::conv::shift::sm90 {
 
+/// Of eight channels of a pixel in a piece of channels_last.
+inline constexpr int32_t kLastPixelBytes = kLanes * sizeof(float);
+
 /// Where a lane-channel lies from its pixel of phase (0, 0): [lane-channel] each.
 class Lanes {
  public:
@@ -26,7 +29,7 @@ class Lanes {
                   uint32_t(lane.phase_w) * p.column_bytes;
       phases_[q] = {int16_t(lane.channel < p.g.channels ? lane.phase_h : INT16_MIN),
                     int16_t(lane.phase_w)};
-      in_piece_[q] = place_in_piece(p.g, q);
+      in_piece_[q] = place_in_piece(p, q);
     }
   }
   CUTLASS_DEVICE uint32_t bytes(int32_t q) const { return bytes_[q]; }
@@ -37,7 +40,8 @@ class Lanes {
     *reinterpret_cast<uint4*>(&of[0]) = from[0];
     *reinterpret_cast<uint4*>(&of[4]) = from[1];
   }
-  /// Of eight, in a piece of x.
+  /// In a piece of x; of one, or of eight.
+  CUTLASS_DEVICE int32_t in_piece(int32_t q) const { return in_piece_[q]; }
   CUTLASS_DEVICE void in_piece(int32_t first, int32_t (&of)[kLanes]) const {
     const auto* from = reinterpret_cast<const int4*>(in_piece_ + first);
     *reinterpret_cast<int4*>(&of[0]) = from[0];
@@ -51,13 +55,17 @@ class Lanes {
 
   /// Bytes from a pixel's phase (0, 0) to lane-channel `q` of those that a piece has. One without a
   /// channel has zero weights: it reads another's.
-  CUTLASS_DEVICE static int32_t place_in_piece(const Geometry& g, int32_t q) {
+  CUTLASS_DEVICE static int32_t place_in_piece(const Params& p, int32_t q) {
+    const Geometry& g = p.g;
     LaneChannel lane = lane_channel(g, q);
     if (g.phase_channels != 0) {
       const int32_t phase = q / kLanes;
       lane = {q % kLanes, phase / g.phases_w, phase % g.phases_w};
     }
     if (lane.channel >= g.piece_channels) return 0;
+    if (p.channels_together) {
+      return (lane.phase_h * g.pitch * g.stride_w + lane.phase_w) * kLastPixelBytes;
+    }
     const int32_t row = lane.channel * g.piece_rows * g.phases_h + lane.phase_h;
     return (row * g.pitch * g.stride_w + lane.phase_w) * 4;
   }
