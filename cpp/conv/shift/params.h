@@ -61,7 +61,7 @@ struct SharedLayout {
   int32_t rows = 0;             // RowConstants of the m tile
   int32_t lanes = 0;            // Lanes
   int32_t raw = 0;              // [producer warp][turn] of 32 pixels of eight channels, as in x;
-                                // or [piece][channel][row]
+                                // or [piece][channel][row], last: [piece][row][pixel][8]
   int32_t sends = 0;            // [warp][row]: what a bulk store is told
   int32_t control = 0;
   int32_t total = 0;

@@ -1,7 +1,7 @@
 /// \file
 /// x by the copy engine: pieces of a patch, some rows of the grid of some channels, that one warp
 /// has brought to a ring in shared memory. A row there is as long as the grid's, so that pixels
-/// that follow each other in the grid do so there.
+/// that follow each other in the grid do so there; of channels_last, with eight channels of each.
 #pragma once
 
 #include "conv/shift/sm90/source.cuh"
