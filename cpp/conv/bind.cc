@@ -52,10 +52,10 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
   params->pitch = shift::Divisor(g.pitch);
   params->out_width = shift::Divisor(g.out_width);
   params->m_tiles = shift::Divisor(g.m_tiles);
-  params->tiles_of_outer = shift::Divisor(g.batch * g.strips * g.tiles);
-  params->tiles_of_image = shift::Divisor(g.strips * g.tiles);
-  params->tiles_of_strip = shift::Divisor(g.tiles);
-  params->tile_count = static_cast<int32_t>(layout.tile_count);
+  params->strips = shift::Divisor(g.strips);
+  params->tiles_of_outer = shift::Divisor(g.batch * g.tiles);
+  params->tiles_of_image = shift::Divisor(g.tiles);
+  params->tiles_of_strip = static_cast<int32_t>(layout.tile_count / g.strips);
   // One warpgroup stores while the other multiplies (H200: 5 steps of 16 -4 to -13 % of time, 27 -3
   // to -5 %, 18 without stacked rows +1 to +3 %; 27 with one warpgroup of producers +2 %). A turn
   // that ends before what is done meanwhile took 3 % less where there is much of that (27 steps of

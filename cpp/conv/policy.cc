@@ -140,7 +140,7 @@ double estimate(const FusedConvProblem& problem, const ConvPolicy& policy,
   const double more_stored = 4e-4 * stored * more.stored;
   const bool few = n * policy.planes <= 128;  // accumulators
   const int32_t walk = layout.walk(device.sm_count, true);
-  const double walks = std::ceil(double(layout.tile_count) / walk);
+  const auto walks = double(layout.walks(walk));
   const double passes = problem.tail == Tail::kBatchNormTrain ? 2.0 : 1.0;
   const double tiles = passes * std::ceil(walks / device.sm_count) * walk;
   const bool grouped = problem.conv.groups > 1;

@@ -209,6 +209,7 @@ int32_t count_affine_steps(const DeviceProgram& program) noexcept {
 Status ShiftPlan::multiply(shift::Params* params, void* stream) const noexcept try {
   const bool stores = params->partials == nullptr;
   params->walk = layout_.walk(device_.sm_count, stores);
+  params->walks = static_cast<int32_t>(layout_.walks(params->walk));
   const DeviceProgram& program = params->program;
   params->affine_steps = count_affine_steps(program);
   params->clamps =

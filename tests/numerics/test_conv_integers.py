@@ -35,6 +35,7 @@ STACKED = [
     ConvCase(16, 32, (5, 3), (19, 77), 2, padding=(2, 1)),
     ConvCase(3, 8, (4, 4), (41, 131), 3, stride=2, padding=1),
     ConvCase(16, 24, (3, 3), (13, 130), 2, transposed=True),
+    ConvCase(8, 12, (3, 3), (67, 150), 13, padding=1),  # several tiles of a strip at a time
 ]
 
 

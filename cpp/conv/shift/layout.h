@@ -24,6 +24,8 @@ struct Layout {
 
   /// Tiles that a block takes one after the other: as many as leave the blocks equal work, or one.
   int32_t walk(int32_t sm_count, bool stores) const;
+  /// How many such walks there are.
+  int64_t walks(int32_t walk) const;
   /// Steps that are promoted together at ieee: fewer than a slab has, and with the fourth product,
   /// where sums are so short that single truncations show.
   int32_t steps_at_once = 0;

@@ -79,10 +79,12 @@ struct Params {
   CUtensorMap map;  // of x, where the copy engine brings it in pieces
   Geometry g;
   SharedLayout shared;
-  Divisor pitch, out_width, m_tiles, tiles_of_outer, tiles_of_image, tiles_of_strip;
+  Divisor pitch, out_width, m_tiles, strips;
+  Divisor tiles_of_outer, tiles_of_image;  // of one strip
   Divisor phases_made;
-  int32_t tile_count = 0;
-  int32_t walk = 1;  // tiles that a block takes one after the other
+  int32_t tiles_of_strip = 0;  // of all images and outer ones
+  int32_t walk = 1;            // tiles that a block takes one after the other, or fewer
+  int32_t walks = 0;           // of all strips
   Turns turns = Turns::kNone;
 
   /// A kernel before this one has waited for those before it: x is complete, and only what is

@@ -6,7 +6,8 @@
 namespace cutfuse::conv::shift {
 namespace {
 
-constexpr int32_t kMaxBox = 256;           // elements of a box along a dimension
+constexpr int32_t kMaxBox = 256;  // elements of a box along a dimension
+constexpr int32_t kMoreRounds = 8;
 constexpr int32_t kBytesAhead = 16 << 10;  // of x, on their way to a multiprocessor; half at ieee
 
 /// Pixels of the grid from a tile to the next.
@@ -88,14 +89,27 @@ void share_out(const ConvPolicy& policy, Layout* layout) {
   g.together = g.chunk_groups > g.group_warps ? 2 : 1;
 }
 
+int64_t Layout::walks(int32_t walk) const {
+  return g.strips * ceil_div(tile_count / g.strips, walk);
+}
+
 int32_t Layout::walk(int32_t sm_count, bool stores) const {
   if (g.chunks == 1 && stores && !rolls(g)) return 1;
-  // The longest whose last round is nearly full; a strip's overlap is read again at each start.
-  const int64_t each = ceil_div(tile_count, sm_count);
-  for (int64_t walks = 1;; ++walks) {
-    const int64_t walk = ceil_div(each, walks);
-    if (walk <= 2 * g.tiles || walk == 1) return static_cast<int32_t>(walk);
+  // The longest, of few rounds, whose last round is nearly full; a strip's overlap is read again at
+  // each start.
+  const int64_t of_strip = tile_count / g.strips;
+  int32_t best = 1;
+  int64_t least = INT64_MAX;
+  for (int64_t rounds = 1, more = kMoreRounds; more > 0; ++rounds) {
+    const int64_t at_once = std::max<int64_t>(rounds * sm_count / g.strips, 1);
+    const auto walk = static_cast<int32_t>(ceil_div(of_strip, at_once));
+    if (walk > std::max(2 * g.tiles, 1)) continue;
+    const int64_t busiest = (walk + 1) * ceil_div(walks(walk), sm_count);
+    if (busiest < least) best = walk;
+    least = std::min(least, busiest);
+    --more;
   }
+  return best;
 }
 
 }  // namespace cutfuse::conv::shift

@@ -40,8 +40,8 @@ class Multiplier : public Products<kN, kPlanes, Element> {
   }
 
   /// After next(): v is the sum over all chunks for the pixels from `first` of the patch on, scaled
-  /// by 2^exponent and the weights'. Returns whether all of x was finite. Of one plane, calls
-  /// meanwhile() once, while products are on their way.
+  /// by 2^exponent and the weights'. Returns whether all of x was finite. Calls
+  /// meanwhile() while products are on their way: of one plane once, in parts between some.
   template <class Meanwhile>
   CUTLASS_DEVICE bool run(float (&v)[kValues], int32_t& exponent, int32_t first, int32_t m_block,
                           const Meanwhile& meanwhile) {
@@ -54,7 +54,7 @@ class Multiplier : public Products<kN, kPlanes, Element> {
       const bool of_issues = kPlanes == 1 && turns_ == Turns::kOfIssues;
       if (turns_ == Turns::kOfTiles || of_issues) this->wait_turn();
       if constexpr (kInParts) {
-        this->multiply_in_parts(v, patch_at(first), m_block);
+        this->multiply_in_parts(v, patch_at(first), m_block, meanwhile);
       } else if constexpr (kPlanes == 2) {
         if (change != 0) rescale(v, change);
         this->add_short(v, p_.chunk_slab[chunk], p_.chunk_steps[chunk], patch_at(first), m_block);

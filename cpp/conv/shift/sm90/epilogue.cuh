@@ -25,22 +25,23 @@ class Epilogue {
         store_(params, shared),
         statistics_(params) {}
 
-  /// Before run(), at best while the block's products are on their way: sends what the block before
-  /// has left, and prepares run(), which need not follow.
+  /// While the block's products are on their way: sends what the block before has left, and
+  /// prepares run<true>(), which need not follow. Role::kStore.
   CUTLASS_DEVICE void prepare(const TileOf& tile, const Block& block) {
-    if constexpr (kRole == Role::kStore) {
-      store_.send_rest();
-      if (tile.row(0) >= p_.g.weight_rows) return;
-      const Block mine = stacked_block(p_, block, stacked_row(p_.g, tile.row(0)));
-      store_.prepare(coordinates(tile, mine), tile);
-    }
+    store_.template send_rest<true>();
+    if (tile.row(0) >= p_.g.weight_rows) return;
+    const Block mine = stacked_block(p_, block, stacked_row(p_.g, tile.row(0)));
+    store_.prepare(coordinates(tile, mine), tile);
   }
 
-  /// Sends what run() has left, where prepare() would come too late for it.
+  /// Sends what run<kPrepared>() has left; or, of run<false>(), four rows of it. Role::kStore.
+  template <bool kPrepared>
   CUTLASS_DEVICE void send_rest() {
-    if constexpr (kRole == Role::kStore) store_.send_rest();
+    store_.template send_rest<kPrepared>();
   }
+  CUTLASS_DEVICE void send_some() { store_.send_some(); }
 
+  template <bool kPrepared>
   CUTLASS_DEVICE void run(float (&v)[kValues], const TileOf& tile, const Block& block,
                           int32_t exponent, bool finite) {
     if (tile.row(0) >= p_.g.weight_rows) return;
@@ -56,7 +57,7 @@ class Epilogue {
     if constexpr (kRole == Role::kLast) {
       LastStore<kN>(p_, tile, store_.of_warpgroup()).run(v, at, block);
     } else if (!collects) {
-      store_.run(v, at, tile);
+      store_.template run<kPrepared>(v, at, tile);
     } else {
       if (!deviates) subtract(v, base);
       statistics_.run(v, at, base);

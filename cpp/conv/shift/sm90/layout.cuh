@@ -47,43 +47,52 @@ struct Tile {
   int32_t outer, image, strip, first;  // outer: (group, m tile); first: block
 };
 
-CUTLASS_DEVICE Tile decode(const Params& p, int32_t index) {
-  Tile tile;
-  tile.outer = p.tiles_of_outer.divide(index);
-  index -= tile.outer * int32_t(p.tiles_of_outer.divisor);
-  tile.image = p.tiles_of_image.divide(index);
-  index -= tile.image * int32_t(p.tiles_of_image.divisor);
-  tile.strip = p.tiles_of_strip.divide(index);
-  tile.first = (index - tile.strip * int32_t(p.tiles_of_strip.divisor)) * p.g.tile_blocks;
-  return tile;
-}
-
-/// The tiles of this block: `walk` that follow each other, then as many further on.
+/// The tiles of this block: walks of tiles that follow each other in a strip, then others further
+/// on. The walks of all strips are taken side by side, so that what strips share of x and of a line
+/// of results is there at once: a plain copy of the transposed founding problem's took 357 us strip
+/// after strip, 320 so (H200).
 class Schedule {
  public:
-  CUTLASS_DEVICE explicit Schedule(const Params& p) : index_(int32_t(blockIdx.x) * p.walk) {}
-  CUTLASS_DEVICE bool more(const Params& p) const { return index_ < p.tile_count; }
-  CUTLASS_DEVICE int32_t index() const { return index_; }
-  /// Whether the tile before this one is the previous number.
+  CUTLASS_DEVICE explicit Schedule(const Params& p) : walk_(int32_t(blockIdx.x)) { enter(p); }
+  CUTLASS_DEVICE bool more(const Params& p) const { return walk_ < p.walks; }
+  /// Whether the tile before this one is the one above it, or of the image before.
   CUTLASS_DEVICE bool continues() const { return step_ > 0; }
   CUTLASS_DEVICE void next(const Params& p) {
     ++index_;
-    if (++step_ == p.walk) {
-      step_ = 0;
-      index_ += (int32_t(gridDim.x) - 1) * p.walk;
+    if (++step_ == p.walk || index_ == p.tiles_of_strip) {
+      walk_ += int32_t(gridDim.x);
+      enter(p);
     }
+  }
+  CUTLASS_DEVICE int32_t outer(const Params& p) const { return p.tiles_of_outer.divide(index_); }
+  CUTLASS_DEVICE Tile tile(const Params& p) const {
+    Tile tile;
+    tile.strip = walk_ - p.strips.divide(walk_) * p.g.strips;
+    tile.outer = outer(p);
+    const int32_t of_outer = index_ - tile.outer * int32_t(p.tiles_of_outer.divisor);
+    tile.image = p.tiles_of_image.divide(of_outer);
+    tile.first = (of_outer - tile.image * int32_t(p.tiles_of_image.divisor)) * p.g.tile_blocks;
+    return tile;
   }
   /// Tiles of this block in all.
   CUTLASS_DEVICE static int32_t count(const Params& p) {
-    const int32_t round = int32_t(gridDim.x) * p.walk;
-    const int32_t rounds = p.tile_count / round;
-    const int32_t rest = p.tile_count - rounds * round - int32_t(blockIdx.x) * p.walk;
-    return rounds * p.walk + max(0, min(rest, p.walk));
+    const auto below = [](int32_t walks) {  // walks of this block
+      const int32_t rest = walks - int32_t(blockIdx.x);
+      return rest > 0 ? (rest - 1) / int32_t(gridDim.x) + 1 : 0;
+    };
+    const int32_t short_ones = below(p.walks) - below(p.walks - p.g.strips);
+    const int32_t missing = p.walks / p.g.strips * p.walk - p.tiles_of_strip;
+    return below(p.walks) * p.walk - short_ones * missing;
   }
 
  private:
-  int32_t index_;
+  int32_t walk_, index_;  // index_: among the strip's tiles of all images
   int32_t step_ = 0;
+
+  CUTLASS_DEVICE void enter(const Params& p) {
+    index_ = p.strips.divide(walk_) * p.walk;
+    step_ = 0;
+  }
 };
 
 /// tile_n consecutive pixels of the grid and the run of results, consecutive in memory, that they

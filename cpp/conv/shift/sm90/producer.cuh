@@ -142,10 +142,16 @@ class Producer {
     for (int32_t i = thread_; i < count; i += threads_) {
       const char* from = patches + before * p_.shared.stage_bytes + (i + advance) * 16;
       char* to = patches + stage * p_.shared.stage_bytes + i * 16;
-#pragma unroll 4
-      for (int32_t block = 0; block < blocks; ++block, from += bytes, to += bytes) {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+      // Two are read before one is stored: the compiler cannot know that stages are apart.
+      int32_t block = 0;
+#pragma unroll 1
+      for (; block + 1 < blocks; block += 2, from += 2 * bytes, to += 2 * bytes) {
+        const uint4 first = *reinterpret_cast<const uint4*>(from);
+        const uint4 second = *reinterpret_cast<const uint4*>(from + bytes);
+        *reinterpret_cast<uint4*>(to) = first;
+        *reinterpret_cast<uint4*>(to + bytes) = second;
       }
+      if (block < blocks) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
     }
   }
 

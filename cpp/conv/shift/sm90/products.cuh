@@ -201,7 +201,9 @@ class Products {
 
   /// v = the sum of all steps, whose weights stay. The small products of all of them come first, in
   /// v itself: it truncates at their size. The large ones are promoted to it, 64 pixels at a time.
-  CUTLASS_DEVICE void multiply_in_parts(float (&v)[kValues], uint32_t patch, int32_t m_block) {
+  template <class Meanwhile>
+  CUTLASS_DEVICE void multiply_in_parts(float (&v)[kValues], uint32_t patch, int32_t m_block,
+                                        const Meanwhile& meanwhile) {
     const int32_t count = p_.chunk_steps[0];
     Steps steps = steps_of(0, count, patch, m_block);
     const uint32_t low_weight = plane_bytes() >> 4;
@@ -218,6 +220,7 @@ class Products {
       cute::warpgroup_arrive();
       step(0, false);
       cute::warpgroup_commit_batch();
+      meanwhile();
       int32_t i = 1;
 #pragma unroll 1
       for (; i + 1 < count; i += 2) {
@@ -225,12 +228,14 @@ class Products {
         step(i, true);
         step(i + 1, true);
         cute::warpgroup_commit_batch();
+        meanwhile();
       }
       if (i < count) {
         cute::warpgroup_arrive();
         step(i, true);
         cute::warpgroup_commit_batch();
       }
+      meanwhile();
       cute::warpgroup_wait<0>();
       fence(v);
     };

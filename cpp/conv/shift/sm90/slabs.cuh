@@ -108,7 +108,7 @@ class Slabs {
   }
   /// First slab of a tile, or null after the last tile.
   CUTLASS_DEVICE const char* first_of(const Schedule& schedule) const {
-    return schedule.more(p_) ? slab_of(p_.tiles_of_outer.divide(schedule.index()), 0) : nullptr;
+    return schedule.more(p_) ? slab_of(schedule.outer(p_), 0) : nullptr;
   }
 
   /// The next slab of all tiles, if there is one. What follows it is found after the copy began.

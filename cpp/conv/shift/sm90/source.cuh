@@ -152,7 +152,7 @@ class Patches {
 
   CUTLASS_DEVICE void enter(const Params& p) {
     if (!more(p)) return;
-    tile = decode(p, schedule_.index());
+    tile = schedule_.tile(p);
     const int32_t before = flat;
     flat = first_pixel(p, tile.first);
     // The tile before, in the stage before, may be the one above in the same strip.

@@ -8,8 +8,7 @@
 
 namespace cutfuse::conv::shift::sm90 {
 
-/// kRuns: fp32 results that follow each other do so in memory, whatever Params::in_runs says. Then
-/// what needs no values is done while products are on their way; others have no registers for it.
+/// kRuns: fp32 results that follow each other do so in memory, whatever Params::in_runs says.
 template <int kN, bool kRuns>
 class Store {
  public:
@@ -33,45 +32,54 @@ class Store {
   CUTLASS_DEVICE float* of_warpgroup() const { return of_warpgroup_; }
 
   /// The warp's staging area, once nothing that it holds is still to be stored: room for kValues /
-  /// 2 values of each lane. After prepare().
+  /// 2 values of each lane. After prepare(), if that comes.
   CUTLASS_DEVICE float* scratch() const {
     cute::tma_store_wait<0>();
     __syncwarp();
     return staging_;
   }
 
-  /// Before run() of kRuns, while the block's products are on their way: all that needs no values.
+  /// Before run<true>(), while the block's products are on their way: all that needs no values.
   CUTLASS_DEVICE void prepare(const Coordinates& at, const TileOf& tile) {
     run_ = run_of(at, tile);
     const bool whole = at.block.column + kN <= at.block.columns;
     if (!p_.pairs || !whole) pairs_ = pairs_of(at.block);
   }
 
-  /// Through shared memory to bulk stores of whole sectors, of 16 channels or twice eight; the last
-  /// ones are left to send_rest().
+  /// Through shared memory to bulk stores of whole sectors, of 16 channels or twice eight.
+  /// kPrepared: prepare() came before. Of kRuns, the last ones are left to send_rest().
+  template <bool kPrepared>
   CUTLASS_DEVICE void run(const float (&v)[kValues], const Coordinates& at, const TileOf& tile) {
-    if constexpr (!kRuns) run_ = run_of(at, tile);
+    if constexpr (!kPrepared) run_ = run_of(at, tile);
     if (p_.g.warp_channels <= 8) {
-      store_rows<0, 1>(v, at, tile);
+      store_rows<0, 1, kPrepared>(v, at, tile);
     } else if (p_.shared.staging_boxes == 2) {
-      store_rows<0, 2>(v, at, tile);
+      store_rows<0, 2, kPrepared>(v, at, tile);
     } else {
-      store_rows<0, 1>(v, at, tile);
-      send_rest();
-      store_rows<1, 1>(v, at, tile);
+      store_rows<0, 1, kPrepared>(v, at, tile);
+      send_rest<kPrepared>();
+      store_rows<1, 1, kPrepared>(v, at, tile);
     }
   }
 
   /// Sends what run() has left, if anything.
+  template <bool kPrepared>
   CUTLASS_DEVICE void send_rest() {
-    if (rows_left_ != 0) send(first_left_, rows_left_);
-    rows_left_ = 0;
+    if constexpr (kPrepared) {
+      if (left_ == 0) return;
+      post(first_left_, left_);
+      left_ = 0;
+      issue(posted_);
+    } else {
+      if (sent_ != posted_) issue(posted_);
+    }
+  }
+  /// Sends four rows of it. After run<false>().
+  CUTLASS_DEVICE void send_some() {
+    if (sent_ != posted_) issue(min(sent_ + 4, posted_));
   }
 
-  CUTLASS_DEVICE void finish() {
-    send_rest();
-    cute::tma_store_wait<0>();
-  }
+  CUTLASS_DEVICE void finish() { cute::tma_store_wait<0>(); }
 
  private:
   /// What this lane sends: of row `lane` of the warp's 16, from `begin` to `end` of its staged row,
@@ -95,7 +103,10 @@ class Store {
   float* staging_;
   Run run_;
   Pairs pairs_;
-  int32_t first_left_ = 0, rows_left_ = 0;  // staged, and not yet sent: rows of the warp's 16
+  // Rows of the warp's 16: staged and not yet posted; posted, and of them on their way.
+  int32_t first_left_ = 0, left_ = 0;
+  int32_t posted_ = 0, sent_ = 0;
+  bool even_ = false;  // those posted are sent four at a time
 
   CUTLASS_DEVICE bool in_runs() const { return kRuns || p_.in_runs; }
 
@@ -134,28 +145,29 @@ class Store {
   }
 
   /// Rows kFirst ... kFirst + kRows - 1 of the thread.
-  template <int kFirst, int kRows>
+  template <int kFirst, int kRows, bool kPrepared>
   CUTLASS_DEVICE void store_rows(const float (&v)[kValues], const Coordinates& at,
                                  const TileOf& tile) {
     cute::tma_store_wait<0>();
     __syncwarp();
     if (p_.pairs) {
       if (at.block.column + kN <= at.block.columns) {
-        write_boxes<kFirst, kRows, true, true>(v, at);
+        write_boxes<kFirst, kRows, kPrepared, true, true>(v, at);
       } else {
-        write_boxes<kFirst, kRows, true, false>(v, at);
+        write_boxes<kFirst, kRows, kPrepared, true, false>(v, at);
       }
     } else {
-      write_boxes<kFirst, kRows, false, false>(v, at);
+      write_boxes<kFirst, kRows, kPrepared, false, false>(v, at);
     }
     if (in_runs()) {
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
-      if constexpr (kRuns) {
+      if constexpr (kPrepared) {
         first_left_ = kFirst * 8;
-        rows_left_ = kRows * 8;
+        left_ = kRows * 8;
       } else {
-        send(kFirst * 8, kRows * 8);
+        post(kFirst * 8, kRows * 8);
+        if constexpr (!kRuns) issue(posted_);
       }
       return;
     }
@@ -245,7 +257,7 @@ class Store {
   }
 
   /// Results one after the other, from each row's phase on. kWhole: all pixels are results.
-  template <int kFirst, int kRows, bool kPairs, bool kWhole>
+  template <int kFirst, int kRows, bool kPrepared, bool kPairs, bool kWhole>
   CUTLASS_DEVICE void write_boxes(const float (&v)[kValues], const Coordinates& at) {
     float* to[kRows];
     CUTLASS_PRAGMA_UNROLL
@@ -255,7 +267,7 @@ class Store {
     }
     const int32_t gap = p_.g.pitch - at.block.width;
     Pairs pairs = pairs_;
-    if constexpr (!kWhole && !kRuns) pairs = pairs_of(at.block);
+    if constexpr (!kWhole && !kPrepared) pairs = pairs_of(at.block);
     if constexpr (!kWhole) {
       const int32_t row = p_.pitch.divide(at.block.column + at.pixel0);
       CUTLASS_PRAGMA_UNROLL
@@ -285,9 +297,10 @@ class Store {
     return in_runs() ? int32_t((result + p_.out_phase) & (kSector - 1)) : 0;
   }
 
-  /// Sends `count` of the warp's rows from `first_row` on, a lane each: whole sectors by a bulk
-  /// store; what is left at the ends of a run, at most seven each, alone.
-  CUTLASS_DEVICE void send(int first_row, int count) const {
+  /// What is to be sent of `count` of the warp's rows from `first_row` on, a lane each: whole
+  /// sectors by a bulk store; what is left at the ends of a run, at most seven each, is stored
+  /// alone.
+  CUTLASS_DEVICE void post(int first_row, int count) {
     const Run& run = run_;
     const int of_box = lane_ - first_row;
     const bool mine = of_box >= 0 && of_box < count;
@@ -300,35 +313,46 @@ class Store {
         run.to[i] = from[i];
       }
     }
-    // One lane issues all, of uniform operands: else the compiler makes a loop over lanes of each.
-    auto* sends = reinterpret_cast<uint4*>(shared_ + p_.shared.sends) +
-                  __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * kSendsOfWarp;
     const uint32_t bytes = run.exists ? uint32_t(run.after - run.middle) * 4 : 0;
+    uint4* const to = sends();
     if (mine) {
       const auto address = reinterpret_cast<uint64_t>(run.to + run.middle);
-      sends[of_box] = {uint32_t(address), uint32_t(address >> 32),
-                       shared_address(from + run.middle), bytes};
+      to[of_box] = {uint32_t(address), uint32_t(address >> 32), shared_address(from + run.middle),
+                    bytes};
     }
     __syncwarp();
     // Rows that exist come first.
-    const int rows = __popc(__ballot_sync(0xffffffffu, mine && run.exists));
-    const bool even = __all_sync(0xffffffffu, !mine || !run.exists || bytes != 0) && rows % 4 == 0;
+    posted_ = __popc(__ballot_sync(0xffffffffu, mine && run.exists));
+    even_ = __all_sync(0xffffffffu, !mine || !run.exists || bytes != 0) && posted_ % 4 == 0;
+    sent_ = 0;
+  }
+
+  CUTLASS_DEVICE uint4* sends() const {
+    return reinterpret_cast<uint4*>(shared_ + p_.shared.sends) +
+           __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * kSendsOfWarp;
+  }
+
+  /// Sends what was posted, or four rows more of it. One lane issues all, of uniform operands: else
+  /// the compiler makes a loop over lanes of each.
+  CUTLASS_DEVICE void issue(int end) {
+    const uint4* from = sends();
     if (cute::elect_one_sync()) {
-      if (even) {
+      if (even_) {
 #pragma unroll 1
-        for (int i = 0; i < rows; i += 4) {
+        for (int i = sent_; i < end; i += 4) {
           CUTLASS_PRAGMA_UNROLL
-          for (int k = 0; k < 4; ++k) bulk_store(sends[i + k]);
+          for (int k = 0; k < 4; ++k) bulk_store(from[i + k]);
         }
       } else {
 #pragma unroll 1
-        for (int i = 0; i < rows; ++i) {
-          const uint4 send = sends[i];
+        for (int i = sent_; i < end; ++i) {
+          const uint4 send = from[i];
           if (send.w != 0) bulk_store(send);
         }
       }
       cute::tma_store_arrive();
     }
+    sent_ = end;
   }
 
   CUTLASS_DEVICE static void bulk_store(const uint4& send) {
