@@ -100,6 +100,8 @@ std::string ShiftPlan::describe() const {
           " x " + (g.stack > 1 ? std::to_string(g.stack) + " rows of " : "") +
           std::to_string(g.block_outputs) + " results of " +
           std::to_string(std::min(g.out_channels, g.m_blocks * 64)) + " channels";
+  const int32_t walk = layout_.walk(device_.sm_count, true);
+  if (walk > 1) text += ", " + std::to_string(walk) + " one below the other";
   if (policy_.planes == 2) {
     const int32_t once = layout_.steps_at_once;
     text += layout_.four_products() ? ", four" : ", three";
@@ -107,7 +109,8 @@ std::string ShiftPlan::describe() const {
     text += "; what is below 2^-16 of the largest input in its tile loses accuracy";
   }
   if (!weights_stay(g)) text += ", weights streamed";
-  if (g.piece_rows > 0) {
+  // A pixel's channels come together only where they are whole vectors.
+  if (g.piece_rows > 0 && (!problem_.channels_last || problem_.conv.channels % 4 == 0)) {
     text += ", x in " + std::to_string(g.pieces) + " pieces of " + std::to_string(g.piece_rows) +
             " rows where it is contiguous";
   }

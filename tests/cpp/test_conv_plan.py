@@ -88,6 +88,21 @@ def test_few_channels_make_several_rows_at_once(channels: int, rows: int) -> Non
     assert int(found[1]) == 2 * 2 * -(-blocks // 2)  # images, strips, pairs of blocks
 
 
+@pytest.mark.parametrize("strip", [176, 168, 104, 80])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_blocks_have_equal_shares_of_strips(batch: int, strip: int) -> None:
+    shape = (batch, 32, 512, 1024, 32, 3, 1, 0, 1, 1, True)
+    policy = _C.ConvPolicy(192, 1, 1, 1, strip, 0, 2)
+    text = _C.make_conv_plan(problem(shape, "tf32"), H200, policy).describe()
+    found = re.search(r"(\d+) tiles of .* channels, (\d+) one below the other", text)
+    assert found is not None, text
+    tiles, walk = map(int, found.groups())
+    strips = -(-1026 // strip)
+    walks = strips * -(-tiles // strips // walk)
+    busiest = walk * -(-walks // H200.sm_count)
+    assert tiles <= busiest * H200.sm_count <= 1.12 * tiles
+
+
 @pytest.mark.parametrize("kernel", [1, 3, 8])
 @pytest.mark.parametrize("tier", TIERS)
 def test_blocks_of_even_rows_have_an_even_number_of_results(tier: str, kernel: int) -> None:
