@@ -6,8 +6,8 @@
 namespace cutfuse::conv::shift {
 namespace {
 
-constexpr int32_t kMaxBox = 256;  // elements of a box along a dimension
-constexpr int32_t kMoreRounds = 8;
+constexpr int32_t kMaxBox = 256;           // elements of a box along a dimension
+constexpr int32_t kMoreRounds = 8;         // that walk() compares
 constexpr int32_t kBytesAhead = 16 << 10;  // of x, on their way to a multiprocessor; half at ieee
 
 /// Pixels of the grid from a tile to the next.
