@@ -30,7 +30,11 @@ class ShiftPlan final : public MechanismPlan {
  public:
   ShiftPlan(const FusedConvProblem& problem, const DeviceProps& device, const ConvPolicy& policy,
             shift::Layout layout)
-      : problem_(problem), device_(device), policy_(policy), layout_(std::move(layout)) {
+      : problem_(problem),
+        device_(device),
+        policy_(policy),
+        layout_(std::move(layout)),
+        walk_{layout_.walk(device.sm_count, false), layout_.walk(device.sm_count, true)} {
     const shift::Geometry& g = layout_.g;
     tile_bytes_ = aligned(layout_.outer() * g.slabs * layout_.shared.slab_bytes);
     packed_bytes_ = tile_bytes_ + aligned(layout_.outer() * g.weight_rows * 4);
@@ -63,6 +67,7 @@ class ShiftPlan final : public MechanismPlan {
   DeviceProps device_;
   ConvPolicy policy_;
   shift::Layout layout_;
+  int32_t walk_[2];  // of statistics, and of results that are stored
   int64_t tile_bytes_ = 0, packed_bytes_ = 0, workspace_bytes_ = 0;
   int64_t multipliers_ = 0, partials_ = 0;
   int32_t partial_count_ = 0;
@@ -100,8 +105,7 @@ std::string ShiftPlan::describe() const {
           " x " + (g.stack > 1 ? std::to_string(g.stack) + " rows of " : "") +
           std::to_string(g.block_outputs) + " results of " +
           std::to_string(std::min(g.out_channels, g.m_blocks * 64)) + " channels";
-  const int32_t walk = layout_.walk(device_.sm_count, true);
-  if (walk > 1) text += ", " + std::to_string(walk) + " one below the other";
+  if (walk_[true] > 1) text += ", " + std::to_string(walk_[true]) + " one below the other";
   if (policy_.planes == 2) {
     const int32_t once = layout_.steps_at_once;
     text += layout_.four_products() ? ", four" : ", three";
@@ -211,7 +215,7 @@ int32_t count_affine_steps(const DeviceProgram& program) noexcept {
 /// Launches the kernel for the program that `params` has.
 Status ShiftPlan::multiply(shift::Params* params, void* stream) const noexcept try {
   const bool stores = params->partials == nullptr;
-  params->walk = layout_.walk(device_.sm_count, stores);
+  params->walk = walk_[stores];
   params->walks = static_cast<int32_t>(layout_.walks(params->walk));
   const DeviceProgram& program = params->program;
   params->affine_steps = count_affine_steps(program);

@@ -327,6 +327,7 @@ class Store {
     sent_ = 0;
   }
 
+  /// What the warp posts; for all of its lanes at once.
   CUTLASS_DEVICE uint4* sends() const {
     return reinterpret_cast<uint4*>(shared_ + p_.shared.sends) +
            __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) * kSendsOfWarp;
