@@ -44,7 +44,6 @@ class DirectPlan final : public MechanismPlan {
   int64_t workspace_bytes_ = 0;
 
   bool normalises() const { return problem_.tail == Tail::kBatchNormEval; }
-  Status check(const ConvBuffers& buffers) const noexcept;
   Status fold_batch_norm(const ConvBuffers& buffers, void* stream) const noexcept;
   Status bind_program(const ConvBuffers& buffers, DeviceProgram* program) const noexcept;
 };
@@ -64,22 +63,6 @@ std::string DirectPlan::describe() const {
   if (normalises()) text += "\n  epilogue: batch_norm with the running statistics";
   if (problem_.after.count > 0) text += "\n  epilogue: " + to_string(problem_.after);
   return text;
-}
-
-Status DirectPlan::check(const ConvBuffers& buffers) const noexcept {
-  CUTFUSE_CHECK(
-      buffers.x.data != nullptr && buffers.weight.data != nullptr && buffers.out != nullptr,
-      Code::kInvalidValue, "x, weight and out must not be null");
-  CUTFUSE_CHECK(
-      workspace_bytes_ == 0 || (buffers.workspace != nullptr &&
-                                reinterpret_cast<uintptr_t>(buffers.workspace) % 256 == 0),
-      Code::kInvalidValue, "workspace %p must be %lld bytes of device memory aligned to 256 bytes",
-      buffers.workspace, static_cast<long long>(workspace_bytes_));
-  const BatchNormBuffers& bn = buffers.batch_norm;
-  CUTFUSE_CHECK(!normalises() || (bn.running_mean != nullptr && bn.running_var != nullptr),
-                Code::kInvalidValue,
-                "running_mean and running_var must be given together, and always in eval");
-  return {};
 }
 
 /// Writes batch norm's multipliers.
@@ -135,7 +118,6 @@ int64_t span_of(const Params& p) {
 }
 
 Status DirectPlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {
-  if (Status status = check(buffers); !status.ok()) return status;
   if (normalises()) {
     if (Status status = fold_batch_norm(buffers, stream); !status.ok()) return status;
   }

@@ -84,9 +84,10 @@ Status as_images(const FusedConvProblem& problem, Images* images, FusedProblem* 
   images->pad_w = narrow(p.pad_w);
   images->dilation_h = narrow(p.dilation_h);
   images->dilation_w = narrow(p.dilation_w);
-  // Of a filter of one tap the pixels that it meets are all that is converted.
-  const bool one_tap =
-      p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0 && !given.transposed;
+  // Of a filter of one tap that meets no padding its pixels are all that is converted.
+  const bool inside = p.pad_h == 0 && p.pad_w == 0 && (p.out_height - 1) * p.stride_h < p.height &&
+                      (p.out_width - 1) * p.stride_w < p.width;
+  const bool one_tap = p.kernel_h == 1 && p.kernel_w == 1 && inside && !given.transposed;
   if (one_tap && !reads_in_place(problem)) {
     images->height = images->out_height;
     images->width = images->out_width;
@@ -206,7 +207,6 @@ class ImplicitPlan final : public MechanismPlan {
 
   /// Whether the filters are read as they are.
   bool filters_in_place(const ConvBuffers& buffers) const noexcept;
-  Status check(const ConvBuffers& buffers) const noexcept;
   PrepareParams params_of(const ConstTensor4& weight, void* packed) const noexcept;
 };
 
@@ -246,22 +246,6 @@ bool ImplicitPlan::filters_in_place(const ConvBuffers& buffers) const noexcept {
          reinterpret_cast<uintptr_t>(buffers.weight.data) % 16 == 0;
 }
 
-Status ImplicitPlan::check(const ConvBuffers& buffers) const noexcept {
-  CUTFUSE_CHECK(
-      buffers.x.data != nullptr && buffers.weight.data != nullptr && buffers.out != nullptr,
-      Code::kInvalidValue, "x, weight and out must not be null");
-  CUTFUSE_CHECK(
-      workspace_bytes() == 0 || (buffers.workspace != nullptr &&
-                                 reinterpret_cast<uintptr_t>(buffers.workspace) % 256 == 0),
-      Code::kInvalidValue, "workspace %p must be %lld bytes of device memory aligned to 256 bytes",
-      buffers.workspace, static_cast<long long>(workspace_bytes()));
-  CUTFUSE_CHECK(!problem_.packed_weight || buffers.packed != nullptr, Code::kInvalidValue,
-                "the plan expects a packed weight, got null");
-  CUTFUSE_CHECK(!reads_in_place(problem_) || reinterpret_cast<uintptr_t>(buffers.x.data) % 16 == 0,
-                Code::kInvalidValue, "x at %p must be aligned to 16 bytes", buffers.x.data);
-  return {};
-}
-
 /// What packs the filters; without x.
 PrepareParams ImplicitPlan::params_of(const ConstTensor4& weight, void* packed) const noexcept {
   PrepareParams params;
@@ -279,7 +263,8 @@ Status ImplicitPlan::pack(const ConstTensor4& weight, void* packed, void* stream
 }
 
 Status ImplicitPlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {
-  if (Status status = check(buffers); !status.ok()) return status;
+  CUTFUSE_CHECK(!reads_in_place(problem_) || reinterpret_cast<uintptr_t>(buffers.x.data) % 16 == 0,
+                Code::kInvalidValue, "x at %p must be aligned to 16 bytes", buffers.x.data);
   FusedBuffers inner;
   TurnedOperands operands;
   if (Status status = hand_on(buffers, &operands, &inner); !status.ok()) return status;

@@ -23,8 +23,7 @@ bool is_ieee(const ConvProblem& p) { return p.precision == Precision::kIeee; }
 
 Status as_images(const FusedConvProblem& problem, Images* images, FusedProblem* linear) {
   const ConvProblem& p = problem.conv;
-  const bool plain = p.kernel_h == 1 && p.kernel_w == 1 && p.stride_h == 1 && p.stride_w == 1 &&
-                     p.pad_h == 0 && p.pad_w == 0 && p.groups == 1 && !p.transposed;
+  const bool plain = is_pointwise(p) && !p.transposed;
   CUTFUSE_CHECK(plain && p.dtype == DType::kFloat32 && !problem.channels_last &&
                     problem.pixel_stride == 1 && problem.tail != Tail::kBatchNormTrain,
                 Code::kNotSupported,
@@ -114,20 +113,15 @@ Status NchwPlan::launch(const ConvBuffers& buffers, void* stream) const noexcept
   const ConvProblem& p = problem_.conv;
   const auto* x = buffers.x.data;
   const auto* weight = buffers.weight.data;
-  const auto aligned = [](const void* data) {
-    return data != nullptr && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  };
-  CUTFUSE_CHECK(aligned(x) && (is_ieee(p) ? weight != nullptr : aligned(weight)),
-                Code::kInvalidValue,
+  const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
+  CUTFUSE_CHECK(aligned(x) && (is_ieee(p) || aligned(weight)), Code::kInvalidValue,
                 "x at %p and, at tf32, weight at %p must be aligned to 16 bytes", x, weight);
   FusedBuffers linear;
   TurnedOperands operands;
   if (Status status = hand_on(buffers, &operands, &linear); !status.ok()) return status;
   linear.x = {x, 0, 0, p.dtype};
   linear.weight = is_ieee(p) ? matrix(buffers.weight) : ConstMatrix{weight, p.channels, 1, p.dtype};
-  if (problem_.packed_weight) {
-    if (Status status = planes_.bind(buffers.packed, &linear); !status.ok()) return status;
-  }
+  if (problem_.packed_weight) planes_.bind(buffers.packed, &linear);
   linear.out = {buffers.out, p.out_channels, p.dtype};
   linear.workspace = buffers.workspace;
   fused::Linked linked;

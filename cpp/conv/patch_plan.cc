@@ -59,7 +59,6 @@ class PatchPlan final : public MechanismPlan {
   ConvPolicy policy_;
   int64_t words_at_ = 0;  ///< in what is packed
 
-  Status check(const ConvBuffers& buffers) const noexcept;
   Status bind(const ConvBuffers& buffers, const void* packed, Params* params) const noexcept;
 };
 
@@ -89,28 +88,6 @@ Status PatchPlan::pack(const ConstTensor4& weight, void* packed, void* stream) c
   params.packed = packed;
   params.words = fused::at<int32_t>(packed, words_at_);
   return patches::pack(params, stream);
-}
-
-Status PatchPlan::check(const ConvBuffers& buffers) const noexcept {
-  const void* x = buffers.x.data;
-  const uintptr_t alignment = g_.copied ? 4 : 16;
-  CUTFUSE_CHECK(x != nullptr && reinterpret_cast<uintptr_t>(x) % alignment == 0,
-                Code::kInvalidValue, "x at %p must be aligned to %d bytes", x,
-                static_cast<int>(alignment));
-  CUTFUSE_CHECK(buffers.weight.data != nullptr && buffers.out != nullptr, Code::kInvalidValue,
-                "weight and out must not be null");
-  const void* packed = problem_.packed_weight ? buffers.packed : buffers.workspace;
-  CUTFUSE_CHECK(packed != nullptr && reinterpret_cast<uintptr_t>(packed) % 256 == 0,
-                Code::kInvalidValue,
-                "%s at %p must be %lld bytes of device memory aligned to 256 bytes",
-                problem_.packed_weight ? "packed" : "workspace", packed,
-                static_cast<long long>(packed_bytes()));
-  const BatchNormBuffers& bn = buffers.batch_norm;
-  CUTFUSE_CHECK(problem_.tail != Tail::kBatchNormEval ||
-                    (bn.running_mean != nullptr && bn.running_var != nullptr),
-                Code::kInvalidValue,
-                "running_mean and running_var must be given together, and always in eval");
-  return {};
 }
 
 Status PatchPlan::bind(const ConvBuffers& buffers, const void* packed,
@@ -144,7 +121,9 @@ Status PatchPlan::bind(const ConvBuffers& buffers, const void* packed,
 }
 
 Status PatchPlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {
-  if (Status status = check(buffers); !status.ok()) return status;
+  const int alignment = g_.copied ? 4 : 16;
+  CUTFUSE_CHECK(reinterpret_cast<uintptr_t>(buffers.x.data) % alignment == 0, Code::kInvalidValue,
+                "x at %p must be aligned to %d bytes", buffers.x.data, alignment);
   if (!problem_.packed_weight) {
     if (Status status = pack(buffers.weight, buffers.workspace, stream); !status.ok()) {
       return status;

@@ -11,6 +11,7 @@
 #include "conv/problem.h"
 #include "core/current_device.h"
 #include "core/status.h"
+#include "fused/plan.h"
 
 namespace cutfuse {
 namespace conv {
@@ -69,6 +70,24 @@ Status select(const FusedConvProblem& problem, const DeviceProps& device,
     if (reason.ok()) reason = std::move(status);
   }
   return *mechanism == nullptr ? reason : Status{};
+}
+
+/// What every mechanism asks of a call.
+Status check(const ConvPlan& plan, const ConvBuffers& buffers) noexcept {
+  const auto allows = [](const void* data, int64_t bytes) {
+    return bytes == 0 || (data != nullptr && reinterpret_cast<uintptr_t>(data) % 256 == 0);
+  };
+  CUTFUSE_CHECK(
+      buffers.x.data != nullptr && buffers.weight.data != nullptr && buffers.out != nullptr,
+      Code::kInvalidValue, "x, weight and out must not be null");
+  CUTFUSE_CHECK(allows(buffers.workspace, plan.workspace_bytes()), Code::kInvalidValue,
+                "workspace %p must be %lld bytes of device memory aligned to 256 bytes",
+                buffers.workspace, static_cast<long long>(plan.workspace_bytes()));
+  CUTFUSE_CHECK(!plan.problem().packed_weight || allows(buffers.packed, plan.packed_bytes()),
+                Code::kInvalidValue,
+                "packed %p must be %lld bytes of device memory aligned to 256 bytes",
+                buffers.packed, static_cast<long long>(plan.packed_bytes()));
+  return fused::check(plan.problem().tail, buffers.batch_norm);
 }
 
 const Mechanism* mechanism_of(const ConvPolicy& policy) {
@@ -170,6 +189,8 @@ Status pack(const ConvPlan& plan, const ConstTensor4& weight, void* packed, void
 }
 
 Status run(const ConvPlan& plan, const ConvBuffers& buffers, void* stream) noexcept {
+  if (conv::is_empty(plan.problem().conv)) return {};
+  if (Status status = conv::check(plan, buffers); !status.ok()) return status;
   CurrentDevice device;
   if (Status status = device.enter(plan.device().index); !status.ok()) return status;
   return static_cast<const conv::MechanismPlan&>(plan).launch(buffers, stream);

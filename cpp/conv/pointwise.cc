@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "conv/plan.h"
+#include "conv/problem.h"
 #include "conv/weight_planes.h"
 #include "core/status.h"
 #include "cutfuse/fused.h"
@@ -17,15 +18,12 @@ namespace {
 /// Rows are pixels and columns output channels.
 Status as_linear(const FusedConvProblem& problem, FusedProblem* linear) {
   const ConvProblem& p = problem.conv;
-  const bool plain = p.kernel_h == 1 && p.kernel_w == 1 && p.stride_h == 1 && p.stride_w == 1 &&
-                     p.pad_h == 0 && p.pad_w == 0 && p.groups == 1 && p.out_height == p.height &&
-                     p.out_width == p.width;
   const bool narrow = p.dtype != DType::kFloat32;
   // The channels of a transposed convolution's weight lie apart.
   const bool readable = !narrow || (!p.transposed && p.channels % 8 == 0);
   const bool rows = problem.channels_last || p.height * p.width == 1;
-  CUTFUSE_CHECK(plain && readable && rows && problem.pixel_stride > 0, Code::kNotSupported,
-                "%s is no matrix product of pixels", to_string(p).c_str());
+  CUTFUSE_CHECK(is_pointwise(p) && readable && rows && problem.pixel_stride > 0,
+                Code::kNotSupported, "%s is no matrix product of pixels", to_string(p).c_str());
   linear->gemm = {p.batch * p.height * p.width, p.out_channels, p.channels, p.precision, p.dtype};
   linear->program = problem.program;
   linear->tail = problem.tail;
@@ -94,9 +92,7 @@ Status PointwisePlan::launch(const ConvBuffers& buffers, void* stream) const noe
   if (Status status = hand_on(buffers, &operands, &linear); !status.ok()) return status;
   linear.x = {buffers.x.data, problem_.pixel_stride, buffers.x.strides[1], problem_.conv.dtype};
   linear.weight = matrix(buffers.weight);
-  if (problem_.packed_weight) {
-    if (Status status = planes_.bind(buffers.packed, &linear); !status.ok()) return status;
-  }
+  if (problem_.packed_weight) planes_.bind(buffers.packed, &linear);
   linear.out = {buffers.out, problem_.conv.out_channels, problem_.conv.dtype};
   linear.workspace = buffers.workspace;
   return run(*plan_, linear, stream);

@@ -24,6 +24,12 @@ inline bool is_empty(const ConvProblem& p) {
   return p.batch == 0 || p.out_channels == 0 || p.out_height == 0 || p.out_width == 0;
 }
 
+/// Whether every result is of the one pixel in its place.
+inline bool is_pointwise(const ConvProblem& p) {
+  return p.kernel_h == 1 && p.kernel_w == 1 && p.stride_h == 1 && p.stride_w == 1 && p.pad_h == 0 &&
+         p.pad_w == 0 && p.groups == 1 && p.out_height == p.height && p.out_width == p.width;
+}
+
 /// The same contraction as a convolution: a transposed one has its filter turned round and the rest
 /// of the padding; of a stride, it has unit stride and interleave_of() its results.
 ConvProblem as_convolution(const ConvProblem& problem) noexcept;

@@ -76,7 +76,6 @@ class ShiftPlan final : public MechanismPlan {
   int64_t partial_bytes() const {
     return problem_.conv.out_channels * partial_count_ * int64_t(sizeof(CountedMoments));
   }
-  Status check(const ConvBuffers& buffers) const noexcept;
   std::unique_ptr<shift::PrepareParams> prepare_params(const ConstTensor4& weight,
                                                        void* packed) const noexcept;
   Status multiply(shift::Params* params, void* stream) const noexcept;
@@ -129,31 +128,6 @@ std::string ShiftPlan::describe() const {
   }
   if (problem_.after.count > 0) text += "\n  epilogue: " + to_string(problem_.after);
   return text;
-}
-
-Status ShiftPlan::check(const ConvBuffers& buffers) const noexcept {
-  CUTFUSE_CHECK(
-      buffers.x.data != nullptr && buffers.weight.data != nullptr && buffers.out != nullptr,
-      Code::kInvalidValue, "x, weight and out must not be null");
-  CUTFUSE_CHECK(
-      workspace_bytes_ == 0 || (buffers.workspace != nullptr &&
-                                reinterpret_cast<uintptr_t>(buffers.workspace) % kAlignment == 0),
-      Code::kInvalidValue, "workspace %p must be %lld bytes of device memory aligned to 256 bytes",
-      buffers.workspace, static_cast<long long>(workspace_bytes_));
-  CUTFUSE_CHECK(!problem_.packed_weight || buffers.packed != nullptr, Code::kInvalidValue,
-                "the plan expects a packed weight, got null");
-  const BatchNormBuffers& bn = buffers.batch_norm;
-  CUTFUSE_CHECK(!training() || (bn.save_mean != nullptr && bn.save_invstd != nullptr),
-                Code::kInvalidValue, "training needs save_mean and save_invstd, got null");
-  CUTFUSE_CHECK(!training() || bn.running_mean == nullptr || bn.momentum >= 0.0 ||
-                    bn.num_batches_tracked != nullptr,
-                Code::kInvalidValue,
-                "momentum None averages over num_batches_tracked, which is null");
-  const bool both = bn.running_mean != nullptr && bn.running_var != nullptr;
-  const bool none = bn.running_mean == nullptr && bn.running_var == nullptr;
-  CUTFUSE_CHECK(problem_.tail == Tail::kNone || both || (training() && none), Code::kInvalidValue,
-                "running_mean and running_var must be given together, and always in eval");
-  return {};
 }
 
 std::unique_ptr<shift::PrepareParams> ShiftPlan::prepare_params(const ConstTensor4& weight,
@@ -238,7 +212,6 @@ Status ShiftPlan::multiply(shift::Params* params, void* stream) const noexcept t
 }
 
 Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {
-  if (Status status = check(buffers); !status.ok()) return status;
   const bool eval = problem_.tail == Tail::kBatchNormEval;
   auto* partials = training() ? at<CountedMoments>(buffers.workspace, partials_) : nullptr;
   if (!problem_.packed_weight || problem_.tail != Tail::kNone) {

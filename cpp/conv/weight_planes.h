@@ -37,14 +37,11 @@ class WeightPlanes {
   }
 
   /// Has `linear` read what pack() wrote, if there is anything to pack.
-  Status bind(const void* packed, FusedBuffers* linear) const noexcept {
-    if (count_ == 0) return {};
-    CUTFUSE_CHECK(packed != nullptr, Code::kInvalidValue,
-                  "the plan expects a packed weight, got null");
+  void bind(const void* packed, FusedBuffers* linear) const noexcept {
+    if (count_ == 0) return;
     linear->weight_planes = packed;
     linear->weight_words =
         reinterpret_cast<const int32_t*>(static_cast<const char*>(packed) + words_at_);
-    return {};
   }
 
  private:

@@ -12,6 +12,21 @@
 
 namespace cutfuse::fused {
 
+Status check(Tail tail, const BatchNormBuffers& bn) noexcept {
+  const bool training = tail == Tail::kBatchNormTrain;
+  if (!training && tail != Tail::kBatchNormEval) return {};
+  CUTFUSE_CHECK(!training || (bn.save_mean != nullptr && bn.save_invstd != nullptr),
+                Code::kInvalidValue, "training needs save_mean and save_invstd, got null");
+  CUTFUSE_CHECK(!training || bn.running_mean == nullptr || bn.momentum >= 0.0 ||
+                    bn.num_batches_tracked != nullptr,
+                Code::kInvalidValue,
+                "momentum None averages over num_batches_tracked, which is null");
+  const bool mean = bn.running_mean != nullptr, var = bn.running_var != nullptr;
+  CUTFUSE_CHECK(mean == var && (mean || training), Code::kInvalidValue,
+                "running_mean and running_var must be given together, and always in eval");
+  return {};
+}
+
 Status FusedPlan::check(const FusedBuffers& buffers) const noexcept try {
   const bool linked_x = links_.reads_planes || links_.reads_images;
   const bool linked_out = links_.writes_planes;
@@ -51,26 +66,11 @@ Status FusedPlan::check(const FusedBuffers& buffers) const noexcept try {
                  static_cast<long long>(buffers.out.row_stride),
                  static_cast<long long>(problem_.gemm.n));
   }
-  if (problem_.weight_planes &&
+  if (problem_.weight_planes && planes() > 0 &&
       (buffers.weight_planes == nullptr || buffers.weight_words == nullptr)) {
     return error(Code::kInvalidValue, "the plan expects weight planes and words, got null");
   }
-  const BatchNormBuffers& bn = buffers.batch_norm;
-  if (training() && (bn.save_mean == nullptr || bn.save_invstd == nullptr)) {
-    return error(Code::kInvalidValue, "training needs save_mean and save_invstd, got null");
-  }
-  if (training() && bn.running_mean != nullptr && bn.momentum < 0.0 &&
-      bn.num_batches_tracked == nullptr) {
-    return error(Code::kInvalidValue,
-                 "momentum None averages over num_batches_tracked, which is null");
-  }
-  if ((training() && (bn.running_mean == nullptr) != (bn.running_var == nullptr)) ||
-      (problem_.tail == Tail::kBatchNormEval &&
-       (bn.running_mean == nullptr || bn.running_var == nullptr))) {
-    return error(Code::kInvalidValue,
-                 "running_mean and running_var must be given together, and always in eval");
-  }
-  return {};
+  return fused::check(problem_.tail, buffers.batch_norm);
 } catch (const std::bad_alloc&) {
   return error(Code::kOutOfMemory, "no host memory to say what is wrong");
 }

@@ -37,12 +37,13 @@ int32_t FusedPlan::exchange_counts() const {
 }
 
 bool FusedPlan::folds_ahead() const {
+  if (splits_k()) return false;  // its program runs afterwards, and a skinny one has no tiles
   if (exchanging_blocks_ != 0 && !splits_x()) return true;  // which also clears the arrivals
   const auto [m, n, k, precision, dtype] = problem_.gemm;
   const Program& program = problem_.program;
   const bool affine = program.count > 0 ? gemm::is_affine(program.steps[0].op) : normalises();
   const bool many = ceil_div(m, policy_.tile_m) * ceil_div(n, policy_.tile_n) > device_.sm_count;
-  return affine && !splits_k() && (many || normalises() || turned());
+  return affine && (many || normalises() || turned());
 }
 
 Status FusedPlan::lay_out() {
@@ -124,8 +125,10 @@ Status FusedPlan::split_last_rows(const FusedBuffers& buffers, gemm::GemmCall* c
   const SplitJob job = trailing_.of_x ? x_job(buffers) : weight_job(buffers);
   auto* arrived = at<uint32_t>(buffers.workspace, counts_) + exchange_counts();
   call->follows_fold = false;  // but this
+  // No tile is waited for where no row is left.
+  const int64_t first_tile = ceil_div(trailing_.first_row, trailing_.tile_rows);
   call->arriving = {arrived, trailing_.of_x, static_cast<int32_t>(job.rows),
-                    trailing_.first_row / trailing_.tile_rows};
+                    static_cast<int32_t>(first_tile)};
   return split_trailing(job, problem_.gemm.k, planes(),
                         {trailing_.first_row, trailing_.tile_rows, arrived},
                         policy_.trailing_blocks, stream);

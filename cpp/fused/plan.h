@@ -77,7 +77,7 @@ int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
 /// weight, from first_row on.
 struct TrailingPart {
   bool of_x = false;
-  int32_t first_row = 0;
+  int32_t first_row = 0;  ///< a multiple of tile_rows, or all rows: none trails
   int32_t tile_rows = 0;
   int32_t tiles = 0;  ///< of all rows
 };
@@ -99,6 +99,9 @@ Status check_trailing(const FusedProblem& problem, const GemmPolicy& policy, con
 /// kNotSupported or kInvalidValue unless `policy` is compiled and runs the problem.
 Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links& links,
              const DeviceProps& device);
+
+/// kInvalidValue unless a call has what the tail reads and writes.
+Status check(Tail tail, const BatchNormBuffers& buffers) noexcept;
 
 /// The policy of a plan for which none is forced.
 GemmPolicy select_policy(const FusedProblem& problem, const Links& links,

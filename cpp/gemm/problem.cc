@@ -17,6 +17,18 @@ constexpr int64_t kMaxUnmeasuredK = 16384;
 
 long long number(int64_t value) { return static_cast<long long>(value); }
 
+const char* kind_of(const GemmProblem& problem) {
+  switch (problem.dtype) {
+    case DType::kFloat32:
+      return problem.precision == Precision::kIeee ? "fp32 ieee" : "fp32 tf32";
+    case DType::kFloat16:
+      return "fp16";
+    case DType::kBFloat16:
+      return "bf16";
+  }
+  return "of unknown dtype";
+}
+
 }  // namespace
 
 bool operator==(const GemmProblem& a, const GemmProblem& b) noexcept {
@@ -24,11 +36,8 @@ bool operator==(const GemmProblem& a, const GemmProblem& b) noexcept {
 }
 
 std::string to_string(const GemmProblem& problem) {
-  static constexpr const char* kinds[3][2] = {
-      {"fp32 ieee", "fp32 tf32"}, {"fp16", "fp16"}, {"bf16", "bf16"}};
-  const bool ieee = problem.precision == Precision::kIeee;
   return std::to_string(problem.m) + "x" + std::to_string(problem.n) + "x" +
-         std::to_string(problem.k) + " " + kinds[static_cast<int>(problem.dtype)][ieee ? 0 : 1];
+         std::to_string(problem.k) + " " + kind_of(problem);
 }
 
 Status validate(const GemmProblem& problem) noexcept {

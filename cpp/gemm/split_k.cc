@@ -6,6 +6,7 @@ namespace cutfuse {
 
 int32_t select_split_k(const GemmProblem& problem, const GemmPolicy& policy,
                        const DeviceProps& device) noexcept {
+  if (policy.tile_m == 0) return 1;  // without tensor cores: skinny::select_parts() shares K out
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t tiles = ceil_div(ceil_div(problem.m, policy.tile_m), policy.cluster_m) *
                         policy.cluster_m * ceil_div(problem.n, policy.tile_n);

@@ -14,7 +14,7 @@ namespace cutfuse {
 
 /// The rows from `first_row` on, and where it is counted how many of each tile have been split.
 struct TrailingRows {
-  int32_t first_row = 0;        ///< a multiple of tile_rows
+  int32_t first_row = 0;        ///< a multiple of tile_rows, or all rows
   int32_t tile_rows = 0;        ///< a multiple of kTrailingBundle
   uint32_t* arrived = nullptr;  ///< [tiles], zeros
 };

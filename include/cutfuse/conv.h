@@ -99,7 +99,7 @@ struct ConstTensor4 {
 struct ConvBuffers {
   ConstTensor4 x;
   ConstTensor4 weight;           ///< read also when it is packed, to repair non-finite results
-  const void* packed = nullptr;  ///< if problem.packed_weight
+  const void* packed = nullptr;  ///< if problem.packed_weight; 256-byte aligned
   /// Host arrays. Strides of an operand are of channels and of pixels of a plane: (0, 0) a scalar,
   /// (s, 0) a per-channel vector, (out_height * out_width, 1) a contiguous tensor of out's shape. A
   /// plan with policy.tile_n 0 takes any strides, unless it gathers pixels, or is direct, or reads

@@ -75,7 +75,8 @@ CUTFUSE_API Status why_not(const GemmProblem& problem, const DeviceProps& device
 CUTFUSE_API GemmPolicy select_policy(const GemmProblem& problem,
                                      const DeviceProps& device) noexcept;
 
-/// Parts of K that fill the device where the result has few tiles; 1 if it has enough.
+/// Parts of K that fill the device where the result has few tiles; 1 if it has enough, or none as
+/// tensor cores are not used.
 CUTFUSE_API int32_t select_split_k(const GemmProblem& problem, const GemmPolicy& policy,
                                    const DeviceProps& device) noexcept;
 

@@ -108,3 +108,20 @@ def test_what_is_too_large_is_refused_in_no_time(shape: tuple[Any, ...], words: 
     assert time.process_time() - start < 1.0
     with pytest.raises(NotImplementedError, match=words):
         _C.make_conv_plan(problem(shape), H200, _C.ConvPolicy(128))
+
+
+def test_a_chunk_without_taps_is_named() -> None:
+    """The middle one of three phases has none."""
+    sparse = problem((1, 16, 64, 64, 16, 2, 3, 0, 2, 1, False))
+    assert _C.conv_why_not(sparse, H200) is None
+    with pytest.raises(NotImplementedError, match="a chunk of 16 channels has no tap"):
+        _C.make_conv_plan(sparse, H200, _C.ConvPolicy(128, chunk=16))
+
+
+@pytest.mark.parametrize("out", [40, 60])
+def test_planes_of_another_size_are_no_product_of_planes(out: int) -> None:
+    nchw = _C.ConvPolicy(0, gemm=_C.GemmPolicy(0, 0, source=2))
+    shape = (32, 256, 56, 56, 256, 1, 1, 0, 1, 1, False)
+    _C.make_conv_plan(problem(shape, pixel_stride=1), H200, nchw)
+    with pytest.raises(NotImplementedError, match="no product"):
+        _C.make_conv_plan(problem(shape, pixel_stride=1, out_h=out, out_w=out), H200, nchw)

@@ -78,11 +78,11 @@ def trailing(m: int, n: int, k: int, tier: str) -> tuple[object, object]:
 
 
 @pytest.mark.parametrize("tier", ["ieee", "tf32"])
-@pytest.mark.parametrize("size", [(130, 1000, 520), (1100, 120, 520)], ids=str)
+@pytest.mark.parametrize("size", [(130, 1000, 520), (1100, 120, 520), (100, 120, 520)], ids=str)
 def test_rows_that_are_split_while_others_are_multiplied(
     size: tuple[int, int, int], tier: str
 ) -> None:
-    """Of the weight and of x, a whole number of tiles and not, finite and not."""
+    """Of the weight, of x and of neither, a whole number of tiles and not, finite and not."""
     (m, n, k), inf = size, float("inf")
     x, weight = randn((m, k), 1), randn((n, k), 2)
     x[-1] *= 2.0**80

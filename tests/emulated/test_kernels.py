@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = "tests/emulated/kernels.py"
 DIRECT = "tests/emulated/direct.py"
 LINEAR = "tests/emulated/linear.py"
+CONTRACT = "tests/emulated/contract.py"
 # As on a GPU, but for large ones and CUDA graphs:
 PATCHES = "tests/numerics/test_conv_patches.py"
 PLANES = "tests/numerics/test_conv_planes.py"
@@ -22,6 +23,7 @@ GROUPS = {
     KERNELS: ("of_whole_numbers", "convolutions and not whole", "finite or norm", "rest"),
     DIRECT: ("whole_numbers", "finite or padding", "rest"),
     LINEAR: ("rest",),
+    CONTRACT: ("rest",),
     PATCHES: ("not many_tiles",),
     PLANES: (
         "(c64x256 or c72 or c136x64 or largest or channels_at_ieee or magnitudes) and not captured",

@@ -168,7 +168,9 @@ Status set_steps(Layout* layout) {
     }
     const auto steps = static_cast<int32_t>(ceil_div(static_cast<int64_t>(halves.size()), 2));
     const int32_t padded = round_up(steps, kSlabSteps);
-    CUTFUSE_CHECK(layout->steps.size() + padded <= kMaxSteps && steps > 0, Code::kNotSupported,
+    CUTFUSE_CHECK(steps > 0, Code::kNotSupported, "a chunk of %d channels has no tap",
+                  g.chunk_groups * kLanes);
+    CUTFUSE_CHECK(layout->steps.size() + padded <= kMaxSteps, Code::kNotSupported,
                   "%lld channels of a %dx%d filter have more than %d steps of 16",
                   static_cast<long long>(g.channels), g.kernel_h, g.kernel_w, kMaxSteps);
     const auto offset = [&](const Half& half) {
