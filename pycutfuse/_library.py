@@ -1,6 +1,6 @@
 """Registration of raw operators with torch's dispatcher: schema, kernels, fake kernel."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,3 +28,25 @@ def define(
     _library.impl(name, cuda, "CUDA")
     _torch_library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def define_backward(name: str, schema: str, **kernels: Callable[..., Any]) -> Any:
+    """`define` an operator that returns gradients, with a batching rule: one call per element.
+
+    torch.vmap of torch.autograd.grad asks for it; forwards under a transform are the plain chain.
+    """
+    made = define(name, schema, **kernels)
+
+    def batched(info: Any, dims: Sequence[Any], *given: Any) -> tuple[list[Any], list[int]]:
+        calls = [made(*_element(given, dims, at)) for at in range(info.batch_size)]
+        found = [torch.stack(of_one) for of_one in zip(*calls, strict=True)]
+        return found, [0] * len(found)
+
+    _torch_library.register_vmap(f"{NAMESPACE}::{name}", batched, lib=_library)
+    return made
+
+
+def _element(given: Any, dims: Any, at: int) -> Any:
+    if isinstance(given, (list, tuple)):
+        return [_element(one, dim, at) for one, dim in zip(given, dims, strict=True)]
+    return given if dims is None else given.select(dims, at)

@@ -88,6 +88,8 @@ class Epilogue(nn.Module):
 
     def why_chain(self) -> str | None:
         """Say why the steps must run one after the other, or None."""
+        if has_hooks(self):
+            return "hooks on the epilogue"
         for step in self:
             if type(step) is not EpilogueStep:
                 return "a step of another type, or with a parametrization"

@@ -223,6 +223,10 @@ class ConvTranspose2d(TorchConv, nn.ConvTranspose2d):
         self._adopt(source, epilogue)
 
     def _make_geometry(self, weight: Tensor, output_padding: Size) -> Geometry:
+        if self.padding_mode != "zeros":
+            raise ValueError(
+                f"conv_transpose2d: padding_mode is {self.padding_mode!r}; it must be 'zeros'"
+            )
         if isinstance(self.padding, str):
             raise TypeError(f"conv_transpose2d: padding is {self.padding!r}; it must be numbers")
         rest = (output_padding, self.groups, self.dilation)
@@ -274,6 +278,7 @@ class ConvTranspose2d(TorchConv, nn.ConvTranspose2d):
 
     def _chain(self, x: Tensor, output_size: Sequence[int] | None, reason: str) -> Tensor:
         extra = self.output_padding if output_size is None else self._extra(x, output_size)
+        self._make_geometry(self.weight, extra)  # raises, as torch, for what was assigned
         given: Any = (self.stride, self.padding, extra, self.groups, self.dilation)
         with _children.report("conv_transpose2d", reason, x, self.precision, is_strict):
             result: Tensor = self.epilogue(F.conv_transpose2d(x, self.weight, self.bias, *given))

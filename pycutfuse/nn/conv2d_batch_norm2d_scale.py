@@ -106,10 +106,11 @@ class Conv2dBatchNorm2dScale(PackedModule):
     def __setattr__(self, name: str, value: Any) -> None:
         """As torch; a factor may also change between a number, a tensor and a Parameter."""
         if name == "scaling_factor":
+            persistent = _is_persistent(self)
             for holder in (self._parameters, self._buffers, self.__dict__):
                 holder.pop(name, None)
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                self.register_buffer(name, value, persistent=False)
+                self.register_buffer(name, value, persistent)
                 return
         super().__setattr__(name, value)
 
@@ -160,7 +161,8 @@ class Conv2dBatchNorm2dScale(PackedModule):
         scale = self._present_scale()
         if isinstance(scale, Tensor) and scale.dim() > 0:
             shape = scale.shape
-            if len(shape) > 3 or tuple(shape[-2:]) != (1, 1)[: len(shape)]:
+            grows = len(shape) == 3 and shape[0] > 1 and conv.out_channels == 1
+            if grows or len(shape) > 3 or tuple(shape[-2:]) != (1, 1)[: len(shape)]:
                 return "a scale that is neither a scalar nor one value per channel"
         return None if self._bare else self.epilogue.why_chain()
 
@@ -258,6 +260,8 @@ class Conv2dBatchNorm2dScale(PackedModule):
     ) -> "Conv2dBatchNorm2dScale":
         """Make a module that shares ``conv``, ``bn`` and ``scaling_factor`` of `module`.
 
+        A factor that is a buffer of `module`'s ``state_dict`` is one of the result's too.
+
         Raises
         ------
         TypeError
@@ -279,6 +283,8 @@ class Conv2dBatchNorm2dScale(PackedModule):
         made = cls.__new__(cls)
         PackedModule.__init__(made, precision)
         made.conv, made.bn = module.conv, module.bn  # type: ignore[assignment]
+        if _is_persistent(module):
+            made.register_buffer("scaling_factor", scale)
         made._adopt(scale, epilogue)
         made.training = module.training
         return made
@@ -286,7 +292,8 @@ class Conv2dBatchNorm2dScale(PackedModule):
     def to_torch(self) -> nn.Module:
         """Make the plain torch chain that shares this module's children and factor."""
         scale = self._present_scale()
-        return _Chain(self.conv, self.bn, scale, self.epilogue).train(self.training)
+        made = _Chain(self.conv, self.bn, scale, self.epilogue, _is_persistent(self))
+        return made.train(self.training)
 
     def extra_repr(self) -> str:
         scale = self._present_scale()
@@ -294,16 +301,32 @@ class Conv2dBatchNorm2dScale(PackedModule):
         return f"scaling_factor={shown}" + (", frozen" if self.frozen else "")
 
 
+def _is_persistent(module: nn.Module) -> bool:
+    """Whether the factor is a buffer of the ``state_dict``."""
+    name = "scaling_factor"
+    return name in module._buffers and name not in module._non_persistent_buffers_set
+
+
 class _Chain(nn.Module):
     """The chain as a user of torch writes it."""
 
+    scaling_factor: Scale
+
     def __init__(
-        self, conv: nn.Conv2d, bn: nn.BatchNorm2d, scaling_factor: Scale, epilogue: Epilogue
+        self,
+        conv: nn.Conv2d,
+        bn: nn.BatchNorm2d,
+        scaling_factor: Scale,
+        epilogue: Epilogue,
+        persistent: bool,
     ) -> None:
         super().__init__()
         self.conv = conv
         self.bn = bn
-        self.scaling_factor = scaling_factor
+        if isinstance(scaling_factor, Tensor) and not isinstance(scaling_factor, nn.Parameter):
+            self.register_buffer("scaling_factor", scaling_factor, persistent)
+        else:
+            self.scaling_factor = scaling_factor
         self.epilogue = epilogue
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Linear -> scale -> BatchNorm1d."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -191,9 +192,8 @@ class LinearScaleBatchNorm1d(FusedModule):
         seen.read(self._modules, "gemm", "bn", "epilogue")
         seen.read(self._buffers, "words")
         steps = self.epilogue._modules
-        seen.read(self.epilogue.__dict__, "_modules")
         seen.read(steps, *steps)
-        for child in (self.gemm, self.bn, *self.epilogue):
+        for child in (self.gemm, self.bn, self.epilogue, *self.epilogue):
             seen.child(child)
         seen.read(self.bn.__dict__, "training", "track_running_stats", "momentum", "eps")
         linear, norm = self.gemm._parameters, self.bn._parameters
@@ -253,7 +253,9 @@ class LinearScaleBatchNorm1d(FusedModule):
 
     def _chain(self, x: Tensor, reason: str) -> Tensor:
         bn = self.bn
-        if x.dim() == 2 and isinstance(bn, _BatchNorm):
+        scale = self.scale  # of more rows, it makes more of one sample
+        alone = x.dim() == 2 and scale.dim() < 3 and math.prod(scale.shape[:-1]) == 1
+        if alone and isinstance(bn, _BatchNorm):
             _gate.check_one_sample(x.shape[0], bn.num_features, bn.training)
         with _children.report(NAME, reason, x, self.precision, is_strict):
             value: Tensor = self.epilogue(self.bn(self.gemm(x) * self.scale))

@@ -1,11 +1,10 @@
 """Linear, program, linear, program, logsumexp: the raw operator and its autograd function."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pycutfuse import _library, config, reference
 from pycutfuse.ops import _chain_launch, _gate, _handover, _launch, _linear, _linear_logsumexp, _vjp
@@ -130,7 +129,7 @@ _forward_op = _library.define(
     cuda=_forward_cuda,
     fake=_forward_fake,
 )
-_backward_op = _library.define(
+_backward_op = _library.define_backward(
     "linear_linear_logsumexp_backward",
     "(Tensor grad, Tensor x, Tensor weight, int[] codes, float[] constants, "
     "Tensor[] operands, Tensor second_weight, int[] second_codes, float[] second_constants, "
@@ -140,7 +139,6 @@ _backward_op = _library.define(
     fake=_backward_fake,
 )
 
-_once: Callable[[Any], Any] = once_differentiable  # untyped
 Program = tuple[tuple[int, ...], tuple[float, ...]]
 
 
@@ -176,9 +174,9 @@ class ChainFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, second_weight, *operands = ctx.saved_tensors
+    @_vjp.once_differentiable
+    def backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, second_weight, *operands = saved
         program, second_program, count, precision = ctx.settings
         asked = ctx.needs_input_grad
         of_operands = asked[12:]

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pycutfuse import config
 from pycutfuse.geometry import Geometry, conv2d_geometry, conv_transpose2d_geometry
@@ -15,8 +14,6 @@ from pycutfuse.ops._conv_call import Call
 from pycutfuse.ops._conv_memo import ConvMemo
 from pycutfuse.ops._launch import Refusal
 from pycutfuse.program import Encoded, Program, check_program, encode, operands_of
-
-_once: Callable[[Any], Any] = once_differentiable  # untyped
 
 
 class ConvFunction(torch.autograd.Function):
@@ -45,9 +42,9 @@ class ConvFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, *operands = ctx.saved_tensors
+    @_vjp.once_differentiable
+    def backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, *operands = saved
         geometry, program, precision = ctx.settings
         asked = ctx.needs_input_grad
         needs = [*asked[:3], *asked[8:]]

@@ -1,11 +1,10 @@
 """Convolution, program, batch norm, program: the autograd functions and the functional API."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pycutfuse import config
 from pycutfuse.geometry import Geometry, conv2d_geometry
@@ -17,8 +16,6 @@ from pycutfuse.ops._conv_launch import ConvRecipe
 from pycutfuse.ops._conv_memo import ConvMemo
 from pycutfuse.ops._linear_batch_norm import check_eps, encode_momentum
 from pycutfuse.program import Encoded, Program, encode, operands_of
-
-_once: Callable[[Any], Any] = once_differentiable  # untyped
 
 
 def _remember(ctx: Any, call: Call, save: Tensor, operands: Sequence[Tensor]) -> None:
@@ -35,9 +32,11 @@ def _remember(ctx: Any, call: Call, save: Tensor, operands: Sequence[Tensor]) ->
     ctx.settings = (*settings, len(call.operands), call.precision)
 
 
-def _gradients(ctx: Any, grad: Tensor, needs: list[bool]) -> list[Tensor | None]:
+def _gradients(
+    ctx: Any, saved: Sequence[Any], grad: Tensor, needs: list[bool]
+) -> list[Tensor | None]:
     """Of x, weight, bias, bn_weight, bn_bias and the operands."""
-    x, weight, bias, bn_weight, bn_bias, save, *operands = ctx.saved_tensors
+    x, weight, bias, bn_weight, bn_bias, save, *operands = saved
     geometry, training, eps, program, after, count, precision = ctx.settings
     if not training:
         mean, var = save.unbind(0)
@@ -83,11 +82,11 @@ class ConvBatchNormFunction(torch.autograd.Function):
         return result
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    @_vjp.once_differentiable
+    def backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
         asked = ctx.needs_input_grad
         needs = [*asked[:3], asked[4], asked[5], *asked[17:]]
-        found = _gradients(ctx, grad, needs)
+        found = _gradients(ctx, saved, grad, needs)
         return *found[:3], None, *found[3:5], *([None] * 11), *found[5:]
 
 
@@ -112,9 +111,10 @@ class PlannedFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *_gradients(ctx, grad, list(ctx.needs_input_grad[2:]))
+    @_vjp.once_differentiable
+    def backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
+        needs = list(ctx.needs_input_grad[2:])
+        return None, None, *_gradients(ctx, saved, grad, needs)
 
 
 _apply = _gate.plain_apply(PlannedFunction)
@@ -131,6 +131,8 @@ def _start(recipe: ConvRecipe, call: Call) -> Tensor:
 
 def run(call: Call, memo: ConvMemo | None = None) -> Tensor:
     """Run the operator, or the plain chain where the operator cannot answer."""
+    norm = raw.norm_of(call)
+    check_eps(norm.eps, norm.training)
     if _gate.is_plain_eager():
         tier = config.resolve_conv_tier(call.precision)
         find = _conv_launch.cached if memo is None else memo.find
@@ -145,8 +147,6 @@ def run(call: Call, memo: ConvMemo | None = None) -> Tensor:
             return refuse(call, reason)
         with torch.autocast("cuda", enabled=False):
             return run(cast, memo)
-    norm = raw.norm_of(call)
-    check_eps(norm.eps)
     reason = _conv_call.why_reference(call)
     if reason is not None:
         return refuse(call, reason)
@@ -215,7 +215,7 @@ def conv2d_batch_norm(
     momentum : float or None
         Update factor; None means ``1 / num_batches_tracked`` (0 without a count), as torch.
     eps : float
-        Added to the variance.
+        Added to the variance; above 0 in training.
     precision : {"ieee", "tf32", "torch"}, optional
         As in `conv2d`.
 
@@ -228,7 +228,8 @@ def conv2d_batch_norm(
     Raises
     ------
     ValueError
-        If x is not 4D, or for one value per channel in training; nothing has changed then.
+        If x is not 4D, or in training for one value per channel or, since torch 2.10, an eps of 0;
+        nothing has changed then.
     RuntimeError
         If shapes or dtypes do not fit, or running statistics are missing in evaluation.
     TypeError
@@ -238,10 +239,10 @@ def conv2d_batch_norm(
     --------
     >>> import torch, pycutfuse as pcf
     >>> x, weight = torch.tensor([[[[1.0, 3.0]]]]), torch.ones(2, 1, 1, 1)
-    >>> pcf.ops.conv2d_batch_norm(x, weight, training=True, eps=0.0)
-    tensor([[[[-1.,  1.]],
+    >>> pcf.ops.conv2d_batch_norm(x, weight, training=True)
+    tensor([[[[-1.0000,  1.0000]],
     <BLANKLINE>
-             [[-1.,  1.]]]])
+             [[-1.0000,  1.0000]]]])
     """
     made = prepare(
         x,

@@ -132,7 +132,7 @@ forward = _library.define(
     cuda=_forward_cuda,
     fake=_forward_fake,
 )
-backward = _library.define(
+backward = _library.define_backward(
     "convolution_batch_norm_backward",
     f"(Tensor grad, Tensor x, Tensor weight, Tensor? bias, {_conv_raw.GEOMETRY}, int[] codes, "
     "float[] constants, Tensor[] operands, Tensor? bn_weight, Tensor? bn_bias, Tensor save, "

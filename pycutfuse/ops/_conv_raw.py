@@ -152,7 +152,7 @@ forward = _library.define(
     cuda=_forward_cuda,
     fake=_forward_fake,
 )
-backward = _library.define(
+backward = _library.define_backward(
     "convolution_fused_backward",
     f"(Tensor grad, Tensor x, Tensor weight, Tensor? bias, {GEOMETRY}, int[] codes, "
     "float[] constants, Tensor[] operands, str precision, bool[] needs) -> Tensor[]",

@@ -101,6 +101,14 @@ def check_tensor(x: object) -> None:
     raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
 
 
+def mixed_devices(x: Tensor, other: Tensor) -> str:
+    """Say that a call's tensors are not on one device."""
+    return (
+        f"expected all tensors to be on the same device: x is on {x.device} but a tensor "
+        f"of shape {_shape(other)} is on {other.device}; move one with .to(device)"
+    )
+
+
 def why_reference(
     x: Tensor,
     weight: Tensor,
@@ -117,15 +125,21 @@ def why_reference(
     ------
     TypeError
         If an argument is no tensor.
+    RuntimeError
+        If some are on the meta device and others not, as torch.
     """
     for tensor in (x, weight, *operands, *statistics):
         if tensor is None:
             continue
+        if isinstance(tensor, Tensor) and tensor.is_meta != x.is_meta and tensor.dim() > 0:
+            raise RuntimeError(mixed_devices(x, tensor))  # the fake kernel would answer
         kind = type(tensor)
         if kind not in _PLAIN and kind.__name__ not in _TRACED:
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"argument is a {kind.__name__}; it must be a Tensor")
             return f"tensor subclass {kind.__name__}"
+        if tensor.is_nested:
+            return "a nested tensor"
         if tensor.layout is not _STRIDED:
             return f"layout {tensor.layout}".replace("torch.", "")
     for tensor in (x, weight):

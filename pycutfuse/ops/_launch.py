@@ -84,10 +84,7 @@ def _check_tensors(
             continue
         if tensor.is_cpu and tensor.dim() == 0:
             return "a 0-dim operand on the CPU"
-        raise RuntimeError(
-            f"expected all tensors to be on the same device: x is on {x.device} but a tensor "
-            f"of shape {tuple(tensor.shape)} is on {tensor.device}; move one with .to(device)"
-        )
+        raise RuntimeError(_gate.mixed_devices(x, tensor))
     for tensor in batch_norm:
         if tensor is not None and not tensor.is_contiguous():
             return "batch-norm tensors that are not contiguous"

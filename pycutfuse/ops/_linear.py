@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pycutfuse import _library, config, reference
 from pycutfuse.ops import _gate, _handover, _launch, _vjp
@@ -22,6 +21,8 @@ def check(x: Tensor, weight: Tensor, program: Encoded, operands: Sequence[Tensor
     """Raise, as the plain chain, unless dtypes and shapes fit."""
     _gate.check_bias(weight, program, operands)
     _gate.check_dtypes(x, weight)
+    if x.is_nested and x.layout is torch.strided:
+        return  # without a shape: torch checks it
     _gate.check_linear(x, weight)
     _gate.check_operands((*x.shape[:-1], *weight.shape[:-1]), operands, "program")
 
@@ -144,7 +145,7 @@ _forward_op = _library.define(
     cuda=_forward_cuda,
     fake=_forward_fake,
 )
-_backward_op = _library.define(
+_backward_op = _library.define_backward(
     "linear_fused_backward",
     "(Tensor grad, Tensor x, Tensor weight, int[] codes, float[] constants, Tensor[] operands, "
     "str precision, bool[] needs) -> Tensor[]",
@@ -152,9 +153,6 @@ _backward_op = _library.define(
     cuda=_backward,
     fake=_backward_fake,
 )
-
-
-_once: Callable[[Any], Any] = once_differentiable  # untyped
 
 
 class LinearFunction(torch.autograd.Function):
@@ -183,9 +181,9 @@ class LinearFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *operands = ctx.saved_tensors
+    @_vjp.once_differentiable
+    def backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *operands = saved
         asked = ctx.needs_input_grad
         needs = [asked[0], asked[1], *asked[8:]]
         codes, constants, precision = ctx.settings

@@ -1,15 +1,14 @@
 """Linear, program, batch norm, program: the autograd function and the functional API."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pycutfuse import config, reference
-from pycutfuse.ops import _gate, _handover, _launch
+from pycutfuse.ops import _gate, _handover, _launch, _vjp
 from pycutfuse.ops import _linear_batch_norm_raw as raw
 from pycutfuse.ops._contraction import is_strict
 from pycutfuse.ops._launch import Recipe
@@ -18,8 +17,6 @@ from pycutfuse.ops._linear_batch_norm_planned import gradients, running_save, st
 from pycutfuse.ops._linear_batch_norm_raw import NAME, Call
 from pycutfuse.ops._memo import Memo
 from pycutfuse.program import Encoded, Program, encode, operands_of
-
-_once: Callable[[Any], Any] = once_differentiable  # untyped
 
 
 class LinearBatchNormFunction(torch.autograd.Function):
@@ -74,29 +71,28 @@ class LinearBatchNormFunction(torch.autograd.Function):
         return result
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    @_vjp.once_differentiable
+    def backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
         asked = ctx.needs_input_grad
         needs = [asked[0], asked[1], asked[4], asked[5], *asked[16:]]
-        found = gradients(grad, ctx.saved_tensors, ctx.settings, needs)
+        found = gradients(grad, saved, ctx.settings, needs)
         return *found[:2], None, None, *found[2:4], *([None] * 10), *found[4:]
 
 
 def run(call: Call, memo: Memo | None = None) -> Tensor:
     """Run the operator, or the plain chain where the operator cannot answer."""
+    check_eps(call.eps, call.training)
     if _gate.is_plain_eager():
         tier = config.resolve_tier(call.precision)
         find = _launch.cached if memo is None else memo.find
         found = None if tier == "torch" else raw.find(find, call, tier)
         if isinstance(found, Recipe):
             return start(found, call, raw.needs_grad(call))
-        if found is not None and not raw.needs_grad(call):
-            check_eps(call.eps)
-            if _handover.is_handed_over(NAME, found, call.x, tier):
-                return _chain(call)
+        known = found is not None and not raw.needs_grad(call)
+        if known and _handover.is_handed_over(NAME, found, call.x, tier):
+            return _chain(call)
     if _gate.autocasts(call.x):
         return _under_autocast(call, memo)
-    check_eps(call.eps)
     _gate.check_bias(call.weight, call.program, call.operands)
     reason = raw.why_reference(call)
     if reason is not None:
@@ -200,7 +196,7 @@ def linear_batch_norm(
     momentum : float or None
         Update factor; None means ``1 / num_batches_tracked`` (0 without a count), as torch.
     eps : float
-        Added to the variance.
+        Added to the variance; above 0 in training.
     precision : {"ieee", "tf32", "torch"}, optional
         As in `linear`.
 
@@ -213,7 +209,8 @@ def linear_batch_norm(
     Raises
     ------
     ValueError
-        If x is not 2D, or for one sample in training; nothing has changed then.
+        If x is not 2D, or in training for one sample or, since torch 2.10, an eps of 0; nothing has
+        changed then.
     RuntimeError
         If shapes or dtypes do not fit, or running statistics are missing in evaluation.
     TypeError
@@ -223,9 +220,9 @@ def linear_batch_norm(
     --------
     >>> import torch, pycutfuse as pcf
     >>> x, weight = torch.tensor([[1.0], [3.0]]), torch.ones(2, 1)
-    >>> pcf.ops.linear_batch_norm(x, weight, training=True, eps=0.0)
-    tensor([[-1., -1.],
-            [ 1.,  1.]])
+    >>> pcf.ops.linear_batch_norm(x, weight, training=True)
+    tensor([[-1.0000, -1.0000],
+            [ 1.0000,  1.0000]])
     """
     return run(
         prepare(
@@ -292,10 +289,17 @@ def prepare(
     )
 
 
-def check_eps(eps: float) -> None:
-    """Raise TypeError, as torch, unless `eps` is a number."""
+CHECKS_EPS = torch.__version__ >= "2.10"
+"""Whether torch refuses an eps that adds nothing to the variance."""
+
+
+def check_eps(eps: float, training: bool) -> None:
+    """Raise TypeError or ValueError, as torch, unless `eps` is a number that may be added."""
     if not isinstance(eps, (float, int, Real, Tensor)):
         raise TypeError(f"batch_norm(): eps is a {type(eps).__name__}; it must be a real number")
+    if CHECKS_EPS and (eps < 0 or (training and eps == 0)):
+        least = "above 0 in training" if training else "at least 0"
+        raise ValueError(f"batch_norm(): eps is {eps}; it must be {least}")
 
 
 def encode_momentum(momentum: float | None, num_batches_tracked: Tensor | None) -> float:

@@ -1,17 +1,14 @@
 """Planned calls of `linear_batch_norm`: launched, and recorded where a gradient is asked for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pycutfuse import config
 from pycutfuse.ops import _gate, _launch, _memo, _replay, _vjp
 from pycutfuse.ops import _linear_batch_norm_raw as raw
-
-_once: Callable[[Any], Any] = once_differentiable  # untyped
 
 
 def running_save(mean: Any, var: Any, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -72,13 +69,13 @@ class PlannedFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    @_vjp.once_differentiable
+    def backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
         training, eps, program, after, count, precision = ctx.settings
         programs = (program.codes, program.constants), (after.codes, after.constants)
         settings = (training, eps, *programs, count, precision)
         needs = list(ctx.needs_input_grad[2:])
-        return None, None, *gradients(grad, ctx.saved_tensors, settings, needs)
+        return None, None, *gradients(grad, saved, settings, needs)
 
 
 _apply = _gate.plain_apply(PlannedFunction)

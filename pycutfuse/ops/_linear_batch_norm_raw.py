@@ -211,7 +211,7 @@ forward = _library.define(
     cuda=_forward_cuda,
     fake=_forward_fake,
 )
-backward = _library.define(
+backward = _library.define_backward(
     "linear_batch_norm_backward",
     "(Tensor grad, Tensor x, Tensor weight, int[] codes, float[] constants, Tensor[] operands, "
     "Tensor? bn_weight, Tensor? bn_bias, Tensor save, bool training, float eps, "

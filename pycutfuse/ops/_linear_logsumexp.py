@@ -1,12 +1,11 @@
 """Linear, program, logsumexp: the raw operator, its autograd function, and the functional API."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pycutfuse import _library, config, reference
 from pycutfuse.ops import _gate, _launch, _linear, _vjp
@@ -111,7 +110,7 @@ _forward_op = _library.define(
     cuda=_forward_cuda,
     fake=_forward_fake,
 )
-_backward_op = _library.define(
+_backward_op = _library.define_backward(
     "linear_logsumexp_backward",
     "(Tensor grad, Tensor x, Tensor weight, int[] codes, float[] constants, "
     "Tensor[] operands, str precision, bool[] needs) -> Tensor[]",
@@ -119,8 +118,6 @@ _backward_op = _library.define(
     cuda=_backward,
     fake=_backward_fake,
 )
-
-_once: Callable[[Any], Any] = once_differentiable  # untyped
 
 
 class LinearLogSumExpFunction(torch.autograd.Function):
@@ -150,9 +147,9 @@ class LinearLogSumExpFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *operands = ctx.saved_tensors
+    @_vjp.once_differentiable
+    def backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *operands = saved
         asked = ctx.needs_input_grad
         needs = [asked[0], asked[1], *asked[8:]]
         codes, constants, precision = ctx.settings

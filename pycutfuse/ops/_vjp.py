@@ -1,13 +1,59 @@
 """Vector-Jacobian products of the reference chain, from saved inputs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pycutfuse.ops._contraction import contract
+
+Grads = tuple[Tensor | None, ...]
+
+
+class _Once(torch.autograd.Function):
+    """The first `count` tensors, tied to all: a derivative of them raises."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(
+            "a second derivative of a fused call was asked for, which is once differentiable; "
+            "run the plain chain for it, for example that of .to_torch()"
+        )
+
+
+def once_differentiable(
+    backward: Callable[[Any, tuple[Tensor | None, ...], Tensor], Grads],
+) -> Callable[[Any, Tensor], Grads]:
+    """Make a backward of ``(ctx, ctx.saved_tensors, grad)`` whose second derivative raises.
+
+    torch's decorator ties gradients to no input, so that where inputs are named, as by
+    torch.autograd.grad, a second derivative would be left out in silence.
+    """
+
+    @wraps(backward)
+    def once(ctx: Any, grad: Tensor) -> Grads:
+        saved = ctx.saved_tensors  # read once, as torch.utils.checkpoint asks
+        with torch.no_grad():
+            found = backward(ctx, saved, grad)
+        if not torch.is_grad_enabled():
+            return found
+        sources = [one for one in (grad, *saved) if one is not None and one.requires_grad]
+        grads = [one for one in found if one is not None]
+        if not sources or not grads:
+            return found
+        apply: Any = _Once.apply
+        tied = iter(apply(len(grads), *grads, *sources))
+        return tuple(None if one is None else next(tied) for one in found)
+
+    return once
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:

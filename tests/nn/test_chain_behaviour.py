@@ -74,10 +74,12 @@ def test_scales_of_every_shape(shape, device: torch.device) -> None:
 
 
 def test_a_scale_that_grows_the_batch(device: torch.device) -> None:
-    ours = pcf.nn.LinearScaleBatchNorm1d(7, 5, (6, 5), device=device).eval()
     x = torch.randn(1, 7, device=device)
-    assert ours(x).shape == (6, 5)
-    same(ours, copy.deepcopy(ours.to_torch()), x)
+    for training in (False, True):  # whose statistics are those of 6 rows
+        ours = pcf.nn.LinearScaleBatchNorm1d(7, 5, (6, 5), device=device).train(training)
+        theirs = copy.deepcopy(ours.to_torch())
+        assert ours(x).shape == theirs(x).shape == (6, 5)
+        same(ours, theirs, x)
 
 
 def test_three_dimensional_input_as_the_chain(device: torch.device) -> None:

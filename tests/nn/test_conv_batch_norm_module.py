@@ -159,6 +159,24 @@ def test_from_torch() -> None:
         pcf.nn.Conv2dBatchNorm2dScale.from_torch(chain)
 
 
+def test_a_factor_that_grows_the_channels(device: torch.device) -> None:
+    ours = pcf.nn.Conv2dBatchNorm2dScale(4, 1, 3, torch.rand(5, 1, 1)).to(device)
+    same(ours, copy.deepcopy(ours.to_torch()), draw(3, 4, 7, 8, device=device))
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_factor_stays_the_buffer_that_it_was(persistent: bool) -> None:
+    chain = pcf.nn.Conv2dBatchNorm2dScale(4, 6, 3, 2.0).to_torch()
+    del chain.scaling_factor
+    chain.register_buffer("scaling_factor", torch.rand(6, 1, 1), persistent)
+    ours = pcf.nn.Conv2dBatchNorm2dScale.from_torch(chain)
+    ours.load_state_dict(chain.state_dict())
+    ours.scaling_factor = torch.rand(6, 1, 1)
+    back = ours.to_torch()
+    assert ours.state_dict().keys() == back.state_dict().keys() == chain.state_dict().keys()
+    assert back.double().scaling_factor.dtype is torch.float64
+
+
 FACTORS = {
     "number": lambda: 3.0,
     "tensor": lambda: torch.rand(4, 1, 1),

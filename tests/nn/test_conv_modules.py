@@ -165,6 +165,16 @@ def test_assigned_settings_are_seen() -> None:
         assert torch.equal(norm.eval()(x), norm.to_torch()(x))
 
 
+@pytest.mark.parametrize("steps", [(), (pcf.relu,)])
+def test_an_assigned_padding_mode_is_refused_as_torch(steps) -> None:
+    layer = pcf.nn.ConvTranspose2d(4, 6, 3, epilogue=[step() for step in steps])
+    layer.padding_mode = "reflect"
+    for _ in range(2):  # the second time as the plain chain, where there are steps
+        with pytest.raises(ValueError, match="padding_mode is 'reflect'"):
+            layer(draw(2, 4, 9, 8))
+        layer.epilogue.register_forward_hook(lambda *_: None)
+
+
 def test_hooks_and_parametrizations() -> None:
     x = draw(2, 4, 9, 8)
     layer = pcf.nn.Conv2d(4, 6, 3, epilogue=(pcf.relu(),))

@@ -245,10 +245,13 @@ def test_parametrized_replaced_and_moved_children(device: torch.device) -> None:
 def test_hooks_on_a_step_of_one_layer(device: torch.device) -> None:
     layer = pcf.nn.LinearLogSumExp(7, 5, device=device, epilogue=(pcf.tanh(),))
     expected, seen = layer(batch(9, 7, device=device)), []
-    layer.epilogue.get_submodule("0").register_forward_hook(lambda *_: seen.append(1))
-    torch.testing.assert_close(layer(batch(9, 7, device=device)), expected, **CLOSE)
-    assert seen == [1]
-    assert "linear_logsumexp: hooks on a step" in pcf.counters()["fallback"]
+    for module, where in (("epilogue.0", "a step"), ("epilogue", "the epilogue")):
+        hook = layer.get_submodule(module).register_forward_hook(lambda *_: seen.append(1))
+        torch.testing.assert_close(layer(batch(9, 7, device=device)), expected, **CLOSE)
+        assert seen == [1]
+        assert f"linear_logsumexp: hooks on {where}" in pcf.counters()["fallback"]
+        hook.remove()
+        seen.clear()
 
 
 def test_functional_call_swaps_parameters(device: torch.device) -> None:

@@ -126,6 +126,14 @@ def test_meta_tensors_have_shapes() -> None:
     assert layer(x).is_meta
 
 
+def test_a_nested_input() -> None:
+    rows, weight = [torch.rand(2, 5), torch.rand(3, 5)], draw(4, 5, device=torch.device("cpu"))
+    for layout in (torch.strided, torch.jagged):
+        x = torch.nested.nested_tensor(rows, layout=layout)
+        for one, row in zip(pcf.ops.linear(x, weight).unbind(), rows, strict=True):
+            torch.testing.assert_close(one, F.linear(row, weight))
+
+
 def test_a_sparse_input() -> None:
     x, weight = torch.eye(5).to_sparse(), draw(4, 5, device=torch.device("cpu"))
     torch.testing.assert_close(pcf.ops.linear(x, weight), F.linear(x, weight))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import pycutfuse as pcf
+from pycutfuse.ops._linear_batch_norm import CHECKS_EPS
 
 from ..cases.invalid import BATCH_NORM, LINEAR, InvalidCase
 
@@ -128,6 +129,28 @@ def test_what_is_no_step(steps) -> None:
     ):
         with pytest.raises(TypeError, match="step 0"):
             call()
+
+
+@pytest.mark.skipif(not CHECKS_EPS, reason="torch takes any eps")
+@pytest.mark.parametrize("eps", [0.0, -1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_eps_that_does_not_add(eps: float, dtype: torch.dtype, device: torch.device) -> None:
+    given = (
+        (torch.rand(6, 5, device=device, dtype=dtype),),
+        (torch.rand(2, 5, 3, 3).to(device, dtype),),
+    )
+    layers = pcf.nn.LinearScaleBatchNorm1d(5, 4, ()), pcf.nn.Conv2dBatchNorm2dScale(5, 4, 3, 2.0)
+    for (x,), layer in zip(given, layers, strict=True):
+        layer.to(device, dtype)
+        for _ in range(3):
+            layer(x)
+        layer.bn.eps = eps
+        with pytest.raises(ValueError, match=f"eps is {eps}; it must be above 0"):
+            layer(x)
+        assert int(layer.bn.num_batches_tracked) == 3
+        if eps < 0:  # torch 2.10 refuses 0 in eval, too
+            with pytest.raises(ValueError, match="at least 0"):
+                layer.eval()(x)
 
 
 @pytest.mark.parametrize("eps", ["small", None])

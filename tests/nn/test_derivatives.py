@@ -1,0 +1,71 @@
+"""Derivatives of derivatives: a second one is refused wherever it is asked for, never left out."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import pycutfuse as pcf
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: pcf.nn.Linear(3, 4, epilogue=(pcf.sigmoid(),)), (5, 3)),
+    "logsumexp": (lambda: pcf.nn.LinearLogSumExp(3, 4), (5, 3)),
+    "two layers": (lambda: pcf.nn.LinearSigmoidLinearLogSumExp(3, 4, 5), (5, 3)),
+    "norm": (lambda: pcf.nn.LinearScaleBatchNorm1d(3, 4, (4,)), (5, 3)),
+    "norm in eval": (lambda: pcf.nn.LinearScaleBatchNorm1d(3, 4, (4,)).eval(), (5, 3)),
+    "conv": (lambda: pcf.nn.Conv2d(3, 4, 3, epilogue=(pcf.sigmoid(),)), (2, 3, 5, 5)),
+    "conv norm": (lambda: pcf.nn.Conv2dBatchNorm2dScale(3, 4, 3, 2.0), (2, 3, 5, 5)),
+}
+
+
+@pytest.fixture(params=LAYERS)
+def call(request: pytest.FixtureRequest, device: torch.device) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(1)
+    make, shape = LAYERS[request.param]
+    return make().to(device), torch.rand(shape, device=device, requires_grad=True)
+
+
+def penalty(layer: nn.Module, x: Tensor) -> Tensor:
+    """A loss and the norm of its gradient, which depends on the parameters as well."""
+    loss = layer(x).square().sum()
+    (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+    return loss + grad.square().sum()
+
+
+def test_a_second_derivative_is_refused(call: tuple[nn.Module, Tensor]) -> None:
+    layer, x = call
+    named = next(layer.parameters())
+    for differentiate in (
+        lambda loss: torch.autograd.grad(loss, named),
+        lambda loss: loss.backward(inputs=[named]),
+        lambda loss: torch.autograd.grad(loss, x),
+        lambda loss: loss.backward(),
+    ):
+        with pytest.raises(RuntimeError, match=r"once differentiable.*to_torch"):
+            differentiate(penalty(layer, x))
+
+
+def test_a_graph_of_gradients_that_nobody_differentiates(call: tuple[nn.Module, Tensor]) -> None:
+    layer, x = call
+    (plain,) = torch.autograd.grad(layer(x).square().sum(), x)
+    for run in (layer, lambda value: checkpoint(layer, value, use_reentrant=False)):
+        (grad,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
+        assert grad.requires_grad
+        torch.testing.assert_close(grad.detach(), plain)
+
+
+def test_vmap_of_a_backward(call: tuple[nn.Module, Tensor]) -> None:
+    layer, x = call
+    inputs = [x, *layer.parameters()]
+    seeds = torch.randn(3, *layer(x).shape, device=x.device)
+
+    def gradients(y: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(y, inputs, seed, retain_graph=True)
+
+    y = layer(x)
+    found = torch.vmap(lambda seed: gradients(y, seed))(seeds)
+    for at, seed in enumerate(seeds):
+        for one, expected in zip(found, gradients(y, seed), strict=True):
+            torch.testing.assert_close(one[at], expected)
