@@ -95,7 +95,6 @@ Status PatchPlan::bind(const ConvBuffers& buffers, const void* packed,
   params->g = g_;
   params->packed = packed;
   params->promotion = buffers.promotion;
-  params->x_is_complete = !problem_.packed_weight;
   gemm::EpilogueArguments& epilogue = params->epilogue;
   FusedBuffers linear;
   TurnedOperands operands;

@@ -112,7 +112,6 @@ std::string ShiftPlan::describe() const {
     text += "; what is below 2^-16 of the largest input in its tile loses accuracy";
   }
   if (!weights_stay(g)) text += ", weights streamed";
-  if (g.last_place > 0) text += ", patches that slide on";
   // A pixel's channels come together only where they are whole vectors.
   if (g.piece_rows > 0 && (!problem_.channels_last || problem_.conv.channels % 4 == 0)) {
     text += ", x in " + std::to_string(g.pieces) + " pieces of " + std::to_string(g.piece_rows) +

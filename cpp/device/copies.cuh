@@ -35,15 +35,6 @@ __device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
   return word;
 }
 
-__device__ __forceinline__ uint4 load_shared_words(uint32_t address) {
-  uint4 words;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "r"(address)
-               : "memory");
-  return words;
-}
-
 /// Copies `bytes` of 4, 8 or 16, the rest zeros, to shared memory without waiting for them.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {

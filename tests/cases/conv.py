@@ -181,7 +181,7 @@ KERNEL = [
     ConvCase(12, 24, (8, 8), (19, 13), 17),
     ConvCase(24, 40, (3, 3), (3, 3), 130),
     # Read in pieces: rows of whole multiples of 16 bytes.
-    ConvCase(8, 64, (3, 3), (29, 128), 3),
+    ConvCase(8, 64, (3, 3), (37, 128), 3),
     ConvCase(24, 40, (3, 5), (31, 96), 2, padding=(2, 1)),
     ConvCase(3, 96, (11, 11), (67, 224), 2, stride=4, padding=2),
     ConvCase(16, 48, (3, 3), (27, 128), 2, stride=2, padding=1),

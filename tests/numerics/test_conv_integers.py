@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pycutfuse as pcf
-from pycutfuse import support
 from pycutfuse._loader import native
 from pycutfuse.testing import exact_promotion, forced_conv_policy, guarded, integers
 from pycutfuse.testing.forcing import Kind, conv_kinds_of
@@ -98,29 +97,6 @@ def test_stacked_rows(policy, case: ConvCase, fused: None) -> None:
             exactly(case, kind)
             if not case.transposed:
                 batch_norm(kind, True, case)
-
-
-@pytest.mark.parametrize("policy", shifted or [None], ids=repr)
-@pytest.mark.parametrize("stages", [2, 3])
-def test_sliding_patches(policy, stages: int, fused: None) -> None:
-    """Of many tiles of a strip, one below the other, some of another scale than those above."""
-    batch = support.device_props(0).sm_count  # 17 tiles or more for each block
-    case = ConvCase(24, 40, (3, 3), (34, 110), batch, padding=1)
-    sizes = (policy.tile_n, policy.planes, policy.element, 1, policy.tile_n - 24, 0, stages)
-    with forced_conv_policy(type(policy)(*sizes)):
-        for dtype, tier in (one for one in conv_kinds_of(policy) if one in KINDS):
-            x, *weights = case.draw(draw, device="cuda", dtype=dtype)
-            x[1, :, 9:20] *= 2.0**-12
-            x[batch // 2, :, 20:] *= 2.0**12
-            x[-1, 3, 13, 50] = float("inf")
-            try:
-                with exact_promotion(), guarded():
-                    result = case.ours(x, *weights, precision=tier)
-            except NotImplementedError as error:
-                assert "shared memory" in str(error)
-                continue
-            exact = case.theirs(*wide((x, *weights))).to(dtype)
-            torch.testing.assert_close(result, exact, rtol=0, atol=0, equal_nan=True)
 
 
 @every_kind

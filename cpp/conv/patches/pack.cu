@@ -10,7 +10,7 @@
 namespace cutfuse::conv::patches {
 namespace {
 
-constexpr int kThreads = 512;  // of a block, which packs one row
+constexpr int kThreads = 128;  // of a block, which packs one row
 
 __device__ float weight_at(const PackParams& p, int32_t row, int32_t term) {
   if (row >= p.g.out_channels || term >= p.g.terms) return 0.f;

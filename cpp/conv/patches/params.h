@@ -87,7 +87,6 @@ struct Params {
   /// Its a and b are x and the weight with its strides, read only to repair.
   gemm::EpilogueArguments epilogue;
   float promotion = 1.f;
-  bool x_is_complete = false;  // as in shift::Params
 };
 
 /// One row of instances.cmake.

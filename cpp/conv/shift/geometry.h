@@ -114,9 +114,6 @@ struct Geometry {
   int32_t weight_rows;  // of an m tile: 16 of each warp that has channels
   // Shared memory, and how the producers' warps divide their work.
   int32_t stages;
-  // Patches of a strip that slide on in one room, where what two share stays: pixels of the room
-  // before the last one that it takes; 0: each has a stage of its own.
-  int32_t last_place;
   int32_t together;     // groups of a pixel that a warp takes together: 1 or 2
   int32_t raw_depth;    // batches of each warp on their way
   int32_t group_warps;  // that share a pixel's groups

@@ -72,14 +72,9 @@ int32_t results_of_block(int32_t tile_n, const Geometry& g) {
   }
   int32_t results = tile_n;
   while (results > 0 && span(results + kSector) > tile_n) --results;
-  // Where rows are even, statistics take pixels in pairs, and planes often begin on a sector: then
-  // blocks may, unless that takes more tiles.
+  // Where rows are even, statistics take pixels in pairs, and planes often begin on a sector.
   if (g.out_width % 2 != 0) return results;
-  const auto tiles = [&](int32_t of_block) {
-    return ceil_div(ceil_div(plane, of_block), int64_t(g.tile_blocks));
-  };
-  const int32_t even = results / 2 * 2, whole = results / kSector * kSector;
-  return results > 4 * kSector && tiles(whole) == tiles(even) ? whole : even;
+  return results > 4 * kSector ? results / kSector * kSector : results / 2 * 2;
 }
 
 Status set_tiles(const ConvPolicy& policy, bool by_pieces, Layout* layout) noexcept {
@@ -220,14 +215,12 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
     return at;
   };
   g.stages = policy.stages;
-  const bool slides = g.last_place > 0;
-  const int32_t patch_bytes = policy.planes * s.plane_bytes / (slides ? g.stages : 1);
-  s.stage_bytes = slides ? 0 : patch_bytes;
+  s.stage_bytes = policy.planes * s.plane_bytes;
   const int32_t step_bytes = policy.planes * g.weight_rows * kRowStepBytes;
   s.slab_bytes = kSlabSteps * step_bytes;
   s.last_slab_bytes = ((layout->chunk_steps.back() - 1) % kSlabSteps + 1) * step_bytes;
   const int64_t all_slabs = int64_t(g.slabs - 1) * s.slab_bytes + s.last_slab_bytes;
-  s.patch = take(int64_t(g.stages) * patch_bytes, 128);
+  s.patch = take(int64_t(g.stages) * s.stage_bytes, 128);
   s.rows = take(int64_t(g.weight_rows) * kRowBytes, 16);
   s.lanes = take(int64_t(g.lane_groups) * kLanes * kLaneBytes, 16);
   s.sends = take(kSendBytes, 16);
@@ -272,7 +265,7 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   const int32_t least = in_parts(policy.tile_n, policy.planes) ? g.slabs : std::min(g.slabs, 3);
   CUTFUSE_CHECK(g.slab_ring >= least, Code::kNotSupported,
                 "%lld bytes of shared memory are too few for %d patches of %d bytes and weights",
-                static_cast<long long>(device.shared_bytes), g.stages, patch_bytes);
+                static_cast<long long>(device.shared_bytes), g.stages, s.stage_bytes);
   if (stay && g.piece_rows > 0) {  // pieces take what is left
     spend(s.staging_boxes, g.raw_depth, (device.shared_bytes - size - beyond - all_slabs) & ~127);
   }
@@ -330,7 +323,6 @@ Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy
                 Code::kNotSupported, "%d chunks of channels are too many for a tile of %d",
                 g.chunks, policy.tile_n);
   if (Status status = set_tiles(policy, by_pieces, layout); !status.ok()) return status;
-  if (Status status = count_tiles(layout); !status.ok()) return status;
   const int64_t plane_bytes = int64_t(g.chunk_groups) * layout->shared.group_bytes;
   // Steps of what does not fit would take seconds to list.
   CUTFUSE_CHECK(plane_bytes * policy.planes * policy.stages < device.shared_bytes,
@@ -339,11 +331,11 @@ Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy
                 static_cast<long long>(device.shared_bytes), policy.stages,
                 static_cast<long long>(plane_bytes * policy.planes));
   layout->shared.plane_bytes = static_cast<int32_t>(plane_bytes);
-  let_slide(policy.stages, device.sm_count, layout);
   if (Status status = set_steps(layout); !status.ok()) return status;
   set_promotion(policy, layout);
   share_out(policy, layout);
-  return set_shared(policy, device, layout);
+  if (Status status = set_shared(policy, device, layout); !status.ok()) return status;
+  return count_tiles(layout);
 }
 
 Status lay_out_stacked(const ConvProblem& p, const Interleave& made, const ConvPolicy& policy,

@@ -51,10 +51,9 @@ struct RowExponent {
 
 /// Offsets in dynamic shared memory, in bytes.
 struct SharedLayout {
-  int32_t patch = 0;  // [stage][plane][lane group][pixel][8]; of patches that slide, one stage
-  int32_t group_bytes = 0, plane_bytes = 0;
-  int32_t stage_bytes = 0;  // from a patch's to the next one's; 0 if they slide
-  int32_t weights = 0;      // [slab][step][plane][half of 8 of K][row][8]
+  int32_t patch = 0;  // [stage][plane][lane group][pixel][8]
+  int32_t group_bytes = 0, plane_bytes = 0, stage_bytes = 0;
+  int32_t weights = 0;  // [slab][step][plane][half of 8 of K][row][8]
   int32_t slab_bytes = 0;
   int32_t last_slab_bytes = 0;  // of the last one's steps; slabs that come through a ring are whole
   int32_t staging = 0;          // [warp that has channels][box of 8 rows]

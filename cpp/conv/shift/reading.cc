@@ -89,23 +89,6 @@ void share_out(const ConvPolicy& policy, Layout* layout) {
   g.together = g.chunk_groups > g.group_warps ? 2 : 1;
 }
 
-/// A walk begins when the patches before it were read: where it is short, stages are better.
-void let_slide(int32_t stages, int32_t sm_count, Layout* layout) {
-  constexpr int32_t kShort = 16;
-  Geometry& g = layout->g;
-  SharedLayout& shared = layout->shared;
-  const int64_t advance = advance_of(g), last = (stages - 1) * int64_t(shared.group_bytes / 16);
-  if (g.strip == 0 || !rolls(g) || advance >= g.patch ||
-      std::min(layout->walk(sm_count, true), g.tiles) < kShort) {
-    return;
-  }
-  // The first place is free again when only the last ones are read.
-  if (last / advance - (stages - 2) < ceil_div(g.patch, advance)) return;
-  g.last_place = static_cast<int32_t>(last);
-  shared.group_bytes *= stages;
-  shared.plane_bytes *= stages;
-}
-
 int64_t Layout::walks(int32_t walk) const {
   return g.strips * ceil_div(tile_count / g.strips, walk);
 }

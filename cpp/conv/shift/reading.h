@@ -20,10 +20,6 @@ int32_t bytes_of_piece(const Geometry& g, int64_t rows);
 /// few or so small that the lanes' own copies are faster.
 void set_pieces(int64_t room, int32_t warps, int32_t planes, Geometry* g);
 
-/// Lets the patches of a strip slide on in the room of `stages` where their shared rows fit so; the
-/// layout has its tiles, and the bytes of a stage.
-void let_slide(int32_t stages, int32_t sm_count, Layout* layout);
-
 /// Divides the producers' warps between pixels and groups so that the busiest has least to do.
 void share_out(const ConvPolicy& policy, Layout* layout);
 

@@ -74,30 +74,28 @@ CUTLASS_DEVICE void repair(float (&v)[kN / 2], const PatchCoordinates<kN>& at, c
 
 /// Neighbours exchange half their results, so that 16 pixels of a channel leave together.
 template <int kN>
-CUTLASS_DEVICE void store(float (&v)[kN / 2], const PatchCoordinates<kN>& at, float* out) {
+CUTLASS_DEVICE void store(const float (&v)[kN / 2], const PatchCoordinates<kN>& at, float* out) {
   const int lane = threadIdx.x % 32;
   const bool odd = lane % 2 != 0;
-  CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < kN / 2; ++i) {
-    if (i / 2 % 2 != 0) continue;
-    const float other = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 2], 1);
-    (odd ? v[i] : v[i + 2]) = other;
-  }
-  if (!(odd ? at.inside[1] : at.inside[0])) return;
   const int64_t pixels = at.out_pixels;
+  const bool inside = odd ? at.inside[1] : at.inside[0];
   const int column0 = lane % 4 / 2 * 4;
   float* target = out + (odd ? at.plane_offset(1) : at.plane_offset(0)) + column0 * pixels;
-  const auto store_all = [&](auto exists) {
+  CUTLASS_PRAGMA_UNROLL
+  for (int j = 0; j < kN / 8; ++j) {
+    float turned[4];
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kN / 2; ++i) {
-      if (exists(column0 + i / 4 * 8 + i % 4)) *target = v[i];
-      target += i % 4 < 3 ? pixels : 5 * pixels;
+    for (int i = 0; i < 2; ++i) {
+      const float first = v[4 * j + i], second = v[4 * j + 2 + i];
+      const float other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
+      turned[i] = odd ? other : first;
+      turned[2 + i] = odd ? second : other;
     }
-  };
-  if (at.columns == kN) {
-    store_all([](int) { return true; });
-  } else {
-    store_all([&](int column) { return column < at.columns; });
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (inside && column0 + 8 * j + i < at.columns) *target = turned[i];
+      target += i < 3 ? pixels : 5 * pixels;
+    }
   }
 }
 

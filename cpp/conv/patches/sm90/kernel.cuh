@@ -27,7 +27,7 @@ struct Shared {
   CUTLASS_HOST_DEVICE explicit Shared(const Geometry& g) {
     patches = g.slabs() * slab_bytes(kN, kPlanes);  // weights come first
     table = patches + kGroups * g.patch_bytes();
-    slots = table + g.slabs() * kSlab * 4;
+    slots = table + g.slabs() * kSlab * 2;
     control = slots + gemm::kSlots<PatchCoordinates<kN>> * kN * 4;
     total = control + 8 * (kGroups + 1) + 16 * kGroups;
   }
@@ -35,14 +35,14 @@ struct Shared {
 
 /// How far from where a pixel's filter begins the value of each term is: of 16 terms, those of each
 /// of four lanes follow each other.
-CUTLASS_DEVICE void write_table(const Geometry& g, uint32_t* table) {
+CUTLASS_DEVICE void write_table(const Geometry& g, uint16_t* table) {
   for (int32_t term = threadIdx.x; term < g.slabs() * kSlab; term += blockDim.x) {
     const int32_t known = min(term, g.terms - 1);  // weights of others are zeros
     const int32_t channel = known / g.taps();
     const int32_t tap = known - channel * g.taps();
     const int32_t r = tap / g.kernel_w, s = tap - r * g.kernel_w;
     const int32_t values = (channel * g.box_h + r * g.dilation_h) * g.box_w + s * g.dilation_w;
-    table[term / 16 * 16 + term % 4 * 4 + term % 16 / 4] = 4 * values;
+    table[term / 16 * 16 + term % 4 * 4 + term % 16 / 4] = static_cast<uint16_t>(4 * values);
   }
 }
 
@@ -57,28 +57,21 @@ CUTLASS_DEVICE float larger(float a, float b) {
 /// memory for each of its warps.
 CUTLASS_DEVICE uint32_t largest_of(const char* values, int32_t count, int group, uint32_t* words,
                                    bool* all_finite) {
-  constexpr int kTogether = 5;  // on their way from shared memory
   const int thread = threadIdx.x % 128;
   const auto* fours = reinterpret_cast<const float4*>(values);
   const auto scan = [&](const auto& magnitude) {
     float largest = 0.f;
-#pragma unroll 1
-    for (int32_t i = thread; i < count / 4; i += kTogether * 128) {
-      float4 four[kTogether];
-      CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < kTogether; ++k) four[k] = fours[min(i + k * 128, count / 4 - 1)];
-      CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < kTogether; ++k) {
-        largest = larger(larger(larger(magnitude(four[k].x), magnitude(four[k].y)),
-                                larger(magnitude(four[k].z), magnitude(four[k].w))),
-                         largest);
-      }
+#pragma unroll 4
+    for (int32_t i = thread; i < count / 4; i += 128) {
+      const float4 four = fours[i];
+      largest = larger(larger(larger(magnitude(four.x), magnitude(four.y)),
+                              larger(magnitude(four.z), magnitude(four.w))),
+                       largest);
     }
     const uint32_t bits = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
     if (thread % 32 == 0) words[thread / 32] = bits;
     sync_threads(1 + group, 128);
-    const auto all = *reinterpret_cast<const uint4*>(words);
-    return max(max(all.x, all.y), max(all.z, all.w));
+    return max(max(words[0], words[1]), max(words[2], words[3]));
   };
   const uint32_t bits = scan([](float value) { return fabsf(value); });
   *all_finite = bits < 0x7f800000u;
@@ -125,7 +118,7 @@ class Walk {
     at.staged = slots + lane % 4 * 8;
     at.out_pixels = g.out_pixels();
     Pixels pixels;
-    pixels.table = table + lane % 4 * 16;
+    pixels.table = table + lane % 4 * 8;
     const int32_t down = row >> g.block_w_log, right = row & (g.block_w() - 1);
     pixels.first =
         shared_address(patch_) + 4 * (down * g.stride_h * g.box_w + right * g.stride_w + g.early);
@@ -240,13 +233,12 @@ __global__ void __launch_bounds__(kGroups * 128, 1)
     Barrier::init(packed, 1);
     cutlass::arch::fence_barrier_init();
   }
-  write_table(g, reinterpret_cast<uint32_t*>(shared + at.table));
+  write_table(g, reinterpret_cast<uint16_t*>(shared + at.table));
   cutlass::arch::fence_view_async_shared();
   __syncthreads();
+  wait_for_previous_kernels();
   Walk<kN, kPlanes> walk(params, at, shared);
-  if (!params.x_is_complete) wait_for_previous_kernels();
   walk.load();
-  if (params.x_is_complete) wait_for_previous_kernels();
   if (threadIdx.x == 0) {
     constexpr int kBytes = slab_bytes(kN, kPlanes);
     const int count = g.slabs();

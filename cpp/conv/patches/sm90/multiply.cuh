@@ -59,21 +59,21 @@ struct Pixels {
   uint32_t second;  // how far from there the second's does
   uint32_t table;   // of this lane
 
-  CUTLASS_DEVICE void look_up(int chunk, uint4 (&far)[kSteps]) const {
+  CUTLASS_DEVICE void look_up(int chunk, int2 (&far)[kSteps]) const {
     CUTLASS_PRAGMA_UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      far[step] = load_shared_words(table + (chunk * kSteps + step) * 64);
+      far[step] = load_shared(table + (chunk * kSteps + step) * 32);
     }
   }
 
   /// x[step][i] of pixel i % 2 and term i / 2 of the four.
-  CUTLASS_DEVICE void load(const uint4 (&far)[kSteps], float (&x)[kSteps][8]) const {
+  CUTLASS_DEVICE void load(const int2 (&far)[kSteps], float (&x)[kSteps][8]) const {
     CUTLASS_PRAGMA_UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      const uint32_t of_terms[4] = {far[step].x, far[step].y, far[step].z, far[step].w};
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 8; ++i) {
-        const uint32_t address = first + of_terms[i / 2];
+        const auto pair = static_cast<uint32_t>(i / 4 == 0 ? far[step].x : far[step].y);
+        const uint32_t address = first + (i / 2 % 2 == 0 ? pair & 0xffff : pair >> 16);
         x[step][i] = __uint_as_float(load_shared_word(i % 2 == 0 ? address : address + second));
       }
     }
@@ -130,15 +130,14 @@ class Multiplier {
     Planes<kPlanes> even, odd;
     pixels_.look_up(0, far_);
     fill(0, even);
-    uint32_t word = operand_word(weights_);
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int chunk = 0; chunk < chunks_; chunk += 2, word += kPlanes * kPlaneBytes >> 4) {
+    for (int chunk = 0; chunk < chunks_; chunk += 2) {
       if constexpr (kTwo) {
-        two_chunks(chunk, word, even, odd, promotion, sum);
+        two_chunks(chunk, even, odd, promotion, sum);
       } else {
-        one_chunk<kTerms / 16>(chunk, word, even, odd, promotion, sum);
+        one_chunk<kTerms / 16>(chunk, even, odd, promotion, sum);
         if (chunk + 1 == chunks_) break;
-        one_chunk<kTerms / 16>(chunk + 1, word + kChunkWords, odd, even, promotion, sum);
+        one_chunk<kTerms / 16>(chunk + 1, odd, even, promotion, sum);
       }
     }
     if constexpr (kPlanes == 1) copy(partial_, sum);
@@ -147,15 +146,17 @@ class Multiplier {
  private:
   using Product = Instruction<kN>;
   static constexpr uint32_t kPlaneBytes = kN * kRowBytes;
-  static constexpr uint32_t kChunkWords = 2 * kChunk >> 4;  // from a slab's first to its second
 
   Pixels pixels_;
   float scale_;
   uint32_t weights_;
   int chunks_;
-  uint4 far_[kSteps];  // of the chunk that is filled next
+  int2 far_[kSteps];  // of the chunk that is filled next
   float partial_[kN / 2];
 
+  CUTLASS_DEVICE uint32_t weights_of(int chunk) const {
+    return operand_word(weights_ + chunk / 2 * (kPlanes * kPlaneBytes) + chunk % 2 * (2 * kChunk));
+  }
   CUTLASS_DEVICE static void clear(float (&sum)[kN / 2]) {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kN / 2; ++i) sum[i] = 0.f;
@@ -174,10 +175,10 @@ class Multiplier {
 
   /// Begins to multiply kOnce steps from `first` on, which are added to partial_ unless `anew`.
   template <int kOnce>
-  CUTLASS_DEVICE void begin(uint32_t word, Planes<kPlanes>& a, int first, bool anew) {
+  CUTLASS_DEVICE void begin(int chunk, Planes<kPlanes>& a, int first, bool anew) {
     fence(a);
     cute::warpgroup_arrive();
-    multiply<kOnce>(a, first, word, anew);
+    multiply<kOnce>(a, first, weights_of(chunk), anew);
     cute::warpgroup_commit_batch();
   }
 
@@ -187,12 +188,12 @@ class Multiplier {
   }
 
   template <int kOnce>
-  CUTLASS_DEVICE void one_chunk(int chunk, uint32_t word, Planes<kPlanes>& a, Planes<kPlanes>& next,
+  CUTLASS_DEVICE void one_chunk(int chunk, Planes<kPlanes>& a, Planes<kPlanes>& next,
                                 float promotion, float (&sum)[kN / 2]) {
     CUTLASS_PRAGMA_UNROLL
     for (int first = 0; first < kSteps; first += kOnce) {
       fence(partial_);
-      begin<kOnce>(word, a, first, true);
+      begin<kOnce>(chunk, a, first, true);
       if (first == 0) fill_next(chunk, next);
       cute::warpgroup_wait<0>();
       fence(partial_);
@@ -201,13 +202,13 @@ class Multiplier {
     }
   }
 
-  CUTLASS_DEVICE void two_chunks(int chunk, uint32_t word, Planes<kPlanes>& even,
-                                 Planes<kPlanes>& odd, float promotion, float (&sum)[kN / 2]) {
+  CUTLASS_DEVICE void two_chunks(int chunk, Planes<kPlanes>& even, Planes<kPlanes>& odd,
+                                 float promotion, float (&sum)[kN / 2]) {
     fence(partial_);
-    begin<kSteps>(word, even, 0, kPlanes == 2);
+    begin<kSteps>(chunk, even, 0, kPlanes == 2);
     fill_next(chunk, odd);
     if (chunk + 1 < chunks_) {
-      begin<kSteps>(word + kChunkWords, odd, 0, false);
+      begin<kSteps>(chunk + 1, odd, 0, false);
       cute::warpgroup_wait<1>();
       fence(even);
       fill_next(chunk + 1, even);

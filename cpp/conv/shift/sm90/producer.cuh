@@ -49,7 +49,6 @@ class Producer {
   Control& control_;
   int thread_;
   int threads_;                               // that convert
-  int32_t place_ = 0;                         // of the patch: pixels before it
   int32_t exponent_ = kPlanes == 2 ? 10 : 7;  // at first, of largest ones from 0.25, 0.125 on
   bool finite_ = true;                        // the patch before, as far as is known
 
@@ -98,24 +97,14 @@ class Producer {
     const bool native = p_.dtype == DType::kFloat16;
     if (native) exponent_ = 0;
     PatchInfo& info = info_of(control_, turn);
-    const int32_t from = place_ + patches.advance;
-    const bool slides = p_.g.last_place > 0;
-    const bool stays = slides && patches.begin > 0 && from <= p_.g.last_place;
-    place_ = stays ? from : 0;
     if (thread_ < p_.g.tile_blocks) describe(patches, thread_, info);
-    if (!stays) {
-      // The patch before may lie at the first place, too, unless it was the last one's.
-      if (slides && patches.begin == 0) wait_until_read(turn.previous(p_.g.stages));
-      copy(stage, from, patches.begin);
-    }
+    copy(stage, patches.advance, patches.begin);
     float largest = agree(convert(patches, stage), slot, false);
     if (!native && !fits(largest) && !(largest == 0.f && is_padding(patches))) {
       named_sync();
       const float magnitude = agree(measure(patches), slot, true);
       if (magnitude != 0.f) {
         exponent_ = min(13 - ilogbf(magnitude), 126);
-        // The patch before may share what is written again.
-        if (slides) wait_until_read(turn.previous(p_.g.stages));
         named_sync();
         largest = agree(convert_again(patches, stage), slot, true);
       }
@@ -128,11 +117,6 @@ class Producer {
     if (thread_ < kMaxTileBlocks) Barrier::arrive(&control_.full[stage]);
   }
 
-  /// Until the patch of that turn is not read any more, if there is one.
-  CUTLASS_DEVICE void wait_until_read(const Turn& turn) const {
-    Barrier::wait(&control_.empty[turn.stage], turn.phase);
-  }
-
   /// Whether the patch's new pixels all lie below the image.
   CUTLASS_DEVICE bool is_padding(const Patches& patches) const {
     return locate(p_, patches.tile.strip, patches.flat + patches.begin).row >= p_.g.height;
@@ -140,7 +124,7 @@ class Producer {
 
   CUTLASS_DEVICE void describe(const Patches& patches, int number, PatchInfo& info) const {
     const int32_t block = patches.tile.first + number;
-    info.offset[number] = block < p_.g.blocks ? first_pixel(p_, block) - patches.flat + place_ : -1;
+    info.offset[number] = block < p_.g.blocks ? first_pixel(p_, block) - patches.flat : -1;
     info.blocks[number] = make_block(p_, patches.tile, block);
     if (number == 0) {
       info.outer = patches.tile.outer;
@@ -148,16 +132,16 @@ class Producer {
     }
   }
 
-  /// The patch's first `count` pixels, from pixel `first` of the stage before on.
-  CUTLASS_DEVICE void copy(int32_t stage, int32_t first, int32_t count) const {
+  /// The first `count` pixels, from the stage before where they are `advance` further on.
+  CUTLASS_DEVICE void copy(int32_t stage, int32_t advance, int32_t count) const {
     if (count == 0) return;
     const int32_t before = stage == 0 ? p_.g.stages - 1 : stage - 1;
     char* patches = shared_ + p_.shared.patch;
     const int32_t bytes = p_.shared.group_bytes;
     const int32_t blocks = kPlanes * p_.g.chunk_groups;
     for (int32_t i = thread_; i < count; i += threads_) {
-      const char* from = patches + before * p_.shared.stage_bytes + (first + i) * 16;
-      char* to = plane(stage) + i * 16;
+      const char* from = patches + before * p_.shared.stage_bytes + (i + advance) * 16;
+      char* to = patches + stage * p_.shared.stage_bytes + i * 16;
       // Two are read before one is stored: the compiler cannot know that stages are apart.
       int32_t block = 0;
 #pragma unroll 1
@@ -191,7 +175,7 @@ class Producer {
   }
 
   CUTLASS_DEVICE char* plane(int32_t stage) const {
-    return shared_ + p_.shared.patch + stage * p_.shared.stage_bytes + place_ * 16;
+    return shared_ + p_.shared.patch + stage * p_.shared.stage_bytes;
   }
 
   CUTLASS_DEVICE float convert_pieces(AllPieces& reader, const Patches& patches,

@@ -18,12 +18,6 @@ inline uint32_t load_shared_word(uint32_t address) {
   std::memcpy(&word, emulated::here->shared + address, sizeof(word));
   return word;
 }
-inline uint4 load_shared_words(uint32_t address) {
-  uint4 words;
-  if (address % sizeof(words) != 0) std::abort();
-  std::memcpy(&words, emulated::here->shared + address, sizeof(words));
-  return words;
-}
 template <int kBytes>
 void copy_async(void* to, const void* from, int bytes) {
   const auto misaligned = (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from));
