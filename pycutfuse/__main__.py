@@ -23,7 +23,7 @@ def _run(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["info"]:
         from pycutfuse import info as info_command
 
-        return info_command.main(as_json=parser.parse_args(arguments).json)
+        return info_command.main(as_json=info.parse_args(arguments[1:]).json)
 
     from pycutfuse.bench import cli
 

@@ -42,9 +42,13 @@ def load_problem(path: str | Path) -> Problem:
         gives one of them the wrong kind of value.
     """
     path = Path(path)
-    if not path.exists():
+    try:
+        exists, is_file = path.exists(), path.is_file()
+    except OSError as error:  # a name that is too long, a folder that may not be searched
+        raise ProblemError(f"{path}: {error.strerror}") from error
+    if not exists:
         raise ProblemError(f"{path}: no such file")
-    if not path.is_file() or path.suffix != ".py":
+    if not is_file or path.suffix != ".py":
         raise ProblemError(f"{path}: not a Python file (a name ending in .py is needed)")
     name = f"_pycutfuse_problem_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
@@ -59,7 +63,7 @@ def load_problem(path: str | Path) -> Problem:
         line = "" if error.lineno is None else f":{error.lineno}"
         raise ProblemError(f"{path}{line}: syntax error: {error.msg}") from error
     except (Exception, SystemExit) as error:
-        raise ProblemError(f"{path}:{_line_of(error, path)}: {describe(error)}") from error
+        raise ProblemError(f"{_place(error, path)}: {describe(error)}") from error
     for wanted, kind in (("Model", type), ("ModelNew", type)):
         value = getattr(module, wanted, None)
         if value is None:
@@ -77,7 +81,7 @@ def arguments(problem: Problem, function: str) -> list[Any]:
     try:
         values = getattr(problem, function)()
     except (Exception, SystemExit) as error:
-        where = f"{problem.path}:{_line_of(error, problem.path)}"
+        where = _place(error, problem.path)
         raise ProblemError(f"{where}: {function}() raised {describe(error)}") from error
     if not isinstance(values, list | tuple):
         kind = type(values).__name__
@@ -91,8 +95,9 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
-def _line_of(error: BaseException, path: Path) -> int:
+def _place(error: BaseException, path: Path) -> str:
+    """The file, and the line of it that raised, if one of it did."""
     frames = traceback.extract_tb(error.__traceback__)
     own = str(path.resolve())
     lines = [frame.lineno for frame in frames if frame.filename == own and frame.lineno]
-    return lines[-1] if lines else 0
+    return f"{path}:{lines[-1]}" if lines else str(path)

@@ -88,11 +88,23 @@ def test_verify_answers_a_nonsense_file_in_one_line(tmp_path, no_gpu, capsys, na
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("absent.py", "no such file"), (".", "not a Python file")]
+    ("name", "expected"),
+    [
+        ("absent.py", "no such file"),
+        (".", "not a Python file"),
+        ("a" * 300 + ".py", "File name too long"),
+    ],
 )
 def test_verify_answers_a_path_that_is_no_file(tmp_path, capsys, name, expected):
     assert run("verify", tmp_path / name) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_verify_names_no_line_where_none_was_run(tmp_path, capsys):
+    assert run("verify", _file(tmp_path, "\0")) == 2
+    error = capsys.readouterr().err
+    assert "null bytes" in error
+    assert ".py:0" not in error
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "tpu", "meta"])
@@ -105,6 +117,7 @@ def test_verify_answers_an_impossible_device(tmp_path, capsys, device):
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("info", "extra"),
         ("bench", "--tier", "fp8"),
         ("bench", "--tier"),
         ("bench", "nonsense"),
