@@ -74,19 +74,14 @@ Status select(const FusedConvProblem& problem, const DeviceProps& device,
 
 /// What every mechanism asks of a call.
 Status check(const ConvPlan& plan, const ConvBuffers& buffers) noexcept {
-  const auto allows = [](const void* data, int64_t bytes) {
-    return bytes == 0 || (data != nullptr && reinterpret_cast<uintptr_t>(data) % 256 == 0);
-  };
   CUTFUSE_CHECK(
       buffers.x.data != nullptr && buffers.weight.data != nullptr && buffers.out != nullptr,
       Code::kInvalidValue, "x, weight and out must not be null");
-  CUTFUSE_CHECK(allows(buffers.workspace, plan.workspace_bytes()), Code::kInvalidValue,
-                "workspace %p must be %lld bytes of device memory aligned to 256 bytes",
-                buffers.workspace, static_cast<long long>(plan.workspace_bytes()));
-  CUTFUSE_CHECK(!plan.problem().packed_weight || allows(buffers.packed, plan.packed_bytes()),
-                Code::kInvalidValue,
-                "packed %p must be %lld bytes of device memory aligned to 256 bytes",
-                buffers.packed, static_cast<long long>(plan.packed_bytes()));
+  Status status = fused::check_memory("workspace", buffers.workspace, plan.workspace_bytes());
+  if (status.ok() && plan.problem().packed_weight) {
+    status = fused::check_memory("packed", buffers.packed, plan.packed_bytes());
+  }
+  if (!status.ok()) return status;
   return fused::check(plan.problem().tail, buffers.batch_norm);
 }
 

@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-#include "core/status.h"
 #include "cutfuse/conv.h"
 #include "cutfuse/fused.h"
 #include "cutfuse/split.h"
+#include "cutfuse/status.h"
 
 namespace cutfuse::conv {
 

@@ -12,6 +12,14 @@
 
 namespace cutfuse::fused {
 
+Status check_memory(const char* name, const void* memory, int64_t bytes) noexcept {
+  const bool aligned = memory != nullptr && reinterpret_cast<uintptr_t>(memory) % 256 == 0;
+  CUTFUSE_CHECK(bytes == 0 || aligned, Code::kInvalidValue,
+                "%s %p must be %lld bytes of device memory aligned to 256 bytes", name, memory,
+                static_cast<long long>(bytes));
+  return {};
+}
+
 Status check(Tail tail, const BatchNormBuffers& bn) noexcept {
   const bool training = tail == Tail::kBatchNormTrain;
   if (!training && tail != Tail::kBatchNormEval) return {};
@@ -34,11 +42,9 @@ Status FusedPlan::check(const FusedBuffers& buffers) const noexcept try {
       (!linked_out && buffers.out.data == nullptr)) {
     return error(Code::kInvalidValue, "x, weight and out must not be null");
   }
-  if (arena_.size() > 0 &&
-      (buffers.workspace == nullptr || reinterpret_cast<uintptr_t>(buffers.workspace) % 256 != 0)) {
-    return error(Code::kInvalidValue,
-                 "workspace %p must be %lld bytes of device memory aligned to 256 bytes",
-                 buffers.workspace, static_cast<long long>(workspace_bytes()));
+  const int64_t needed = arena_.size() > 0 ? workspace_bytes() : 0;
+  if (Status status = check_memory("workspace", buffers.workspace, needed); !status.ok()) {
+    return status;
   }
   const DType dtype = problem_.gemm.dtype;
   if ((!linked_x && buffers.x.dtype != dtype) || buffers.weight.dtype != dtype ||

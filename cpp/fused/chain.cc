@@ -47,11 +47,9 @@ class TwoPlans final : public ChainPlan {
   }
 
   Status launch(const ChainBuffers& buffers, void* stream) const noexcept {
-    const bool aligned = reinterpret_cast<uintptr_t>(buffers.workspace) % 256 == 0;
-    CUTFUSE_CHECK(arena_.size() == 0 || (buffers.workspace != nullptr && aligned),
-                  Code::kInvalidValue,
-                  "workspace %p must be %lld bytes of device memory aligned to 256 bytes",
-                  buffers.workspace, static_cast<long long>(arena_.size()));
+    if (Status status = check_memory("workspace", buffers.workspace, arena_.size()); !status.ok()) {
+      return status;
+    }
     CurrentDevice device;
     if (Status status = device.enter(first_->device().index); !status.ok()) return status;
     auto* base = static_cast<char*>(buffers.workspace);

@@ -100,6 +100,9 @@ Status check_trailing(const FusedProblem& problem, const GemmPolicy& policy, con
 Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links& links,
              const DeviceProps& device);
 
+/// kInvalidValue unless `memory`, called `name`, can be so many bytes of device memory.
+Status check_memory(const char* name, const void* memory, int64_t bytes) noexcept;
+
 /// kInvalidValue unless a call has what the tail reads and writes.
 Status check(Tail tail, const BatchNormBuffers& buffers) noexcept;
 

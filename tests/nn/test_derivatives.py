@@ -1,30 +1,25 @@
 """Derivatives of derivatives: a second one is refused wherever it is asked for, never left out."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import pycutfuse as pcf
-
-LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "linear": (lambda: pcf.nn.Linear(3, 4, epilogue=(pcf.sigmoid(),)), (5, 3)),
-    "logsumexp": (lambda: pcf.nn.LinearLogSumExp(3, 4), (5, 3)),
-    "two layers": (lambda: pcf.nn.LinearSigmoidLinearLogSumExp(3, 4, 5), (5, 3)),
-    "norm": (lambda: pcf.nn.LinearScaleBatchNorm1d(3, 4, (4,)), (5, 3)),
-    "norm in eval": (lambda: pcf.nn.LinearScaleBatchNorm1d(3, 4, (4,)).eval(), (5, 3)),
-    "conv": (lambda: pcf.nn.Conv2d(3, 4, 3, epilogue=(pcf.sigmoid(),)), (2, 3, 5, 5)),
-    "conv norm": (lambda: pcf.nn.Conv2dBatchNorm2dScale(3, 4, 3, 2.0), (2, 3, 5, 5)),
-}
+from ..cases.modules import MODULES, input_of
 
 
-@pytest.fixture(params=LAYERS)
-def call(request: pytest.FixtureRequest, device: torch.device) -> tuple[nn.Module, Tensor]:
+@pytest.fixture(params=MODULES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[True, False])
+def call(
+    request: pytest.FixtureRequest, name: str, device: torch.device
+) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(1)
-    make, shape = LAYERS[request.param]
-    return make().to(device), torch.rand(shape, device=device, requires_grad=True)
+    layer = MODULES[name]().to(device).train(request.param)
+    return layer, input_of(name, 5).to(device).requires_grad_()
 
 
 def penalty(layer: nn.Module, x: Tensor) -> Tensor:
