@@ -18,6 +18,9 @@ def freeze(module: nn.Module) -> nn.Module:
     frozen, changes of its weight are not seen, except through what unfreezes it:
     ``load_state_dict``, ``.to()`` and its relatives, ``.train()``, and `unfreeze`. A call with
     another weight, of ``torch.func.functional_call``, a parametrization or an assignment, uses it.
+    A CUDA graph that was captured of a frozen module reads what was made then, so that it must not
+    be replayed once the module is unfrozen. A program that was exported of one holds it for ever:
+    weights that are loaded into the program are not seen.
 
     Parameters
     ----------

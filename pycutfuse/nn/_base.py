@@ -31,7 +31,7 @@ class FusedModule(nn.Module):
     _holders: ClassVar[tuple[str, ...]] = ()  # children that hold the frozen weights
     # The frozen weights, in a tuple lest torch takes them for further parameters.
     _frozen_of: tuple[Tensor | None, Tensor | None] = (None, None)
-    _load_hooks: tuple[RemovableHandle, ...] = ()
+    _load_hooks: tuple[Callable[[], object], ...] = ()  # each removes one
 
     def __init__(self, precision: config.Precision | None) -> None:
         nn.Module.__init__(self)  # not that of a class of torch that a module also inherits
@@ -50,8 +50,17 @@ class FusedModule(nn.Module):
         """Whether there are planes made by `freeze`."""
         return self._buffers[self._frozen_buffers[0]] is not None
 
+    def check_evaluates(self) -> None:
+        """Raise RuntimeError in training mode."""
+        if self.training:
+            raise RuntimeError(
+                f"freeze: {type(self).__name__} is in training mode, where its weight changes; "
+                "call .eval() first"
+            )
+
     def freeze(self) -> None:
         """Make the planes now, on the current stream. See `pycutfuse.freeze`."""
+        self.check_evaluates()
         self.unfreeze()
         weight = self.frozen_weight()
         if not isinstance(weight, nn.Parameter):
@@ -65,10 +74,11 @@ class FusedModule(nn.Module):
         if not self.frozen:
             return
         self._frozen_of = weight, None
-        for handle in self._load_hooks:
-            handle.remove()
+        for remove in self._load_hooks:
+            remove()
         hook, children = _Unfreeze(self), [self.get_submodule(name) for name in self._holders]
-        self._load_hooks = tuple([_on_load(child, hook) for child in children])
+        handles = [_on_load(child, hook) for child in children]  # a child may outlive the module
+        self._load_hooks = tuple([weakref.finalize(self, one.remove) for one in handles])
 
     def _freeze_weight(self, weight: Tensor) -> None:
         if weight.is_cuda and weight.dtype in (torch.float16, torch.bfloat16):
@@ -119,7 +129,8 @@ class FusedModule(nn.Module):
         parent._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
+        parent: Any = super()  # which leaves out what compile() made: it calls this very module
+        state: dict[str, Any] = parent.__getstate__()
         state["_memo"] = None
         state |= {"_frozen_of": (None, None), "_load_hooks": ()}
         state["_buffers"] = self._buffers | dict.fromkeys(self._frozen_buffers)
@@ -175,11 +186,7 @@ def freeze(module: nn.Module) -> None:
             "pycutfuse.nn modules first"
         )
     for child in found:
-        if child.training:
-            raise RuntimeError(
-                f"freeze: {type(child).__name__} is in training mode, where its weight changes; "
-                "call .eval() first"
-            )
+        child.check_evaluates()
     for child in found:
         child.freeze()
 

@@ -311,11 +311,11 @@ def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor
     `save` (2, K) receives mean and 1 / std of the batch.
     """
     stream = raw_stream(recipe.index)
-    x, weight, packed_at = call.x, call.weight, 0
+    x, weight, packed = call.x, call.weight, None
     if call.snapshot is not None:
         weight, plan = call.snapshot, recipe.plan if recipe.problem.packed else None
-        packed_at = _conv_packed.use(weight, plan, recipe.index, stream)
-        if plan is not None and not packed_at:
+        packed = _conv_packed.use(weight, plan, recipe.index, stream)
+        if plan is not None and packed is None:
             recipe = _unpacked(recipe)
     operands = call.operands if call.bias is None else (call.bias, *call.operands)
     after_operands, norm = call.after_operands, call.norm
@@ -347,7 +347,7 @@ def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor
             recipe.x_strides,
             weight.data_ptr(),
             recipe.weight_strides,
-            packed_at,
+            0 if packed is None else packed.data_ptr(),
             addresses(recipe.operands, operands) if operands else (),
             addresses(recipe.after_operands, after_operands) if after_operands else (),
             out.data_ptr(),

@@ -73,22 +73,23 @@ def freeze(weight: Tensor) -> Frozen:
     return made
 
 
-def use(snapshot: Tensor, plan: "ConvPlan | None", index: int, stream: int) -> int:
-    """Address of `snapshot` as `plan` reads it packed; 0 if it must be read as it is.
+def use(snapshot: Tensor, plan: "ConvPlan | None", index: int, stream: int) -> Tensor | None:
+    """`snapshot` as `plan` reads it packed; None if it must be read as it is.
 
-    What is read is ordered before work of `stream`, the current one of device `index`. No form is
-    made while a CUDA graph is captured: the graph would own the memory.
+    What is read is ordered before work of `stream`, the current one of device `index`. The caller
+    keeps it until that is queued: another thread may unfreeze the module. No form is made while a
+    CUDA graph is captured: the graph would own the memory.
     """
     frozen = _by_address.get(snapshot.data_ptr())
     if frozen is None:
-        return 0
+        return None
     form = None if plan is None else frozen.forms.get(plan.packed_key)
     if form is None and plan is not None and len(frozen.forms) < MAX_FORMS:
         form = _new_form(frozen, plan, index, stream)
     read = frozen.source if form is None else form
     if read.stream != stream:
         _order(read, index)
-    return 0 if form is None else form.memory.data_ptr()
+    return None if form is None else form.memory
 
 
 def _new_form(frozen: Frozen, plan: "ConvPlan", index: int, stream: int) -> _Written | None:

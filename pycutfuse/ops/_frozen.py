@@ -51,17 +51,18 @@ def make_planes(weight: Tensor, tier: str) -> tuple[Tensor, Tensor]:
     Returns
     -------
     planes : Tensor
-        uint8, the fp16 planes of `tier` as include/cutfuse/split.h lays them out: two at ``"ieee"``
-        (the first is the one of ``"tf32"``), one at ``"tf32"``.
+        uint8 (planes, N, bytes of a row), the fp16 planes of `tier` as include/cutfuse/split.h lays
+        them out: two at ``"ieee"`` (the first is the one of ``"tf32"``), one at ``"tf32"``.
     words : Tensor
         int32 (N,), exponents and flags of the rows.
     """
     index = weight.get_device()
+    weight = weight.resolve_neg()  # the split reads memory
     rows, k = weight.shape
     binding = native().binding
     count = support.plane_count(weight.dtype, tier)
-    _, plane_bytes, word_bytes = binding.planes_layout(rows, k, count)
-    planes = torch.empty(plane_bytes, dtype=torch.uint8, device=weight.device)
+    leading, _, word_bytes = binding.planes_layout(rows, k, count)
+    planes = torch.empty(count, rows, 2 * leading, dtype=torch.uint8, device=weight.device)
     words = torch.empty(word_bytes // 4, dtype=torch.int32, device=weight.device)
     stream = raw_stream(index)
     if rows and k:

@@ -89,16 +89,16 @@ def why_state(tensors: Sequence[Tensor | None]) -> str | None:
     return None
 
 
-def check_tensor(x: object) -> None:
-    """Raise TypeError unless `x` is a Tensor."""
+def check_tensor(x: object, name: str = "x") -> None:
+    """Raise TypeError unless `x`, an argument of that name, is a Tensor."""
     if isinstance(x, Tensor):
         return
     if isinstance(x, torch.fx.Proxy):
         raise TypeError(
-            "x is a Proxy of torch.fx, which cannot trace a fused call; use a torch.fx.Tracer "
-            "whose is_leaf_module is true of pycutfuse modules, or torch.export"
+            f"{name} is a Proxy of torch.fx, which cannot trace a fused call; use a "
+            "torch.fx.Tracer whose is_leaf_module is true of pycutfuse modules, or torch.export"
         )
-    raise TypeError(f"x is a {type(x).__name__}; it must be a Tensor")
+    raise TypeError(f"{name} is a {type(x).__name__}; it must be a Tensor")
 
 
 def mixed_devices(x: Tensor, other: Tensor) -> str:
@@ -128,6 +128,7 @@ def why_reference(
     RuntimeError
         If some are on the meta device and others not, as torch.
     """
+    check_tensor(weight, "weight")
     for tensor in (x, weight, *operands, *statistics):
         if tensor is None:
             continue
@@ -259,7 +260,11 @@ def check_linear(x: Tensor, weight: Tensor) -> None:
 def check_dtypes(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, operator: str = "linear"
 ) -> None:
-    """Raise RuntimeError, as torch.nn.functional.linear, for mixed dtypes outside autocast."""
+    """Raise RuntimeError, as torch.nn.functional.linear, for mixed dtypes outside autocast.
+
+    TypeError without a weight.
+    """
+    check_tensor(weight, "weight")
     for name, tensor in (("x", x), ("bias", bias)):
         if tensor is None or tensor.dtype == weight.dtype:
             continue

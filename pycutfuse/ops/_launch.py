@@ -99,14 +99,15 @@ def _uses_planes(planes: Tensor | None, problem: Problem, device: torch.device) 
     if planes is None:
         return False
     n, k = problem.n, problem.k
-    layout = native().binding.planes_layout
-    made = [count for count in (1, 2) if planes.numel() == layout(n, k, count)[1]]
-    if not made or planes.device != device or problem.dtype is not _F32:
+    made, *rows = planes.shape
+    fits = rows == [n, 2 * native().binding.planes_layout(n, k, 1)[0]]
+    if not fits or planes.device != device or problem.dtype is not _F32:
         raise RuntimeError(
-            f"frozen planes of {planes.numel()} bytes on {planes.device} do not belong to a weight "
-            f"of shape {(n, k)} on {device}: it changed after freeze; call pycutfuse.unfreeze"
+            f"frozen planes of shape {tuple(planes.shape)} on {planes.device} do not belong to a "
+            f"weight of shape {(n, k)} on {device}: it changed after freeze; call "
+            "pycutfuse.unfreeze"
         )
-    return made[0] >= plane_count(problem.dtype, problem.tier)
+    return made >= plane_count(problem.dtype, problem.tier)
 
 
 def _norm_dtypes(batch_norm: Sequence[Tensor | None]) -> tuple[int, int]:

@@ -6,7 +6,9 @@ of a call in 0.2 us. It is private to torch, so it is tried before it is trusted
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,12 +16,28 @@ from torch import Tensor
 from pycutfuse.ops import _launch
 from pycutfuse.program import EMPTY, MAX_STEPS, Encoded
 
+Found = TypeVar("Found")
 _Check = Callable[..., bool]
 Replay = Callable[[torch.nn.Module, Tensor], Tensor | None]
 
+
+def _apart(function: Callable[[], Found]) -> Found:
+    """What `function` returns in a thread of its own.
+
+    The first call may import this module inside a transform of torch.func, a FakeTensorMode or the
+    like, which would take hold of the tensors made here. They hold for one thread each.
+    """
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(function).result()
+
+
+def _absent() -> list[Tensor]:
+    return [torch.empty(0, dtype=torch.complex64, device="cpu") for _ in range(5 + 3 * MAX_STEPS)]
+
+
 # They stand for None in a check, by position, as it fails where a tensor is given twice. No tensor
 # of a planned call has their dtype. Their address is null, as that of None.
-ABSENT = [torch.empty(0, dtype=torch.complex64, device="cpu") for _ in range(5 + 3 * MAX_STEPS)]
+ABSENT = _apart(_absent)
 
 
 def guard(tensors: Sequence[Tensor]) -> _Check:
@@ -31,18 +49,18 @@ def guard(tensors: Sequence[Tensor]) -> _Check:
 
 def _works(made: Callable[[Sequence[Tensor]], _Check]) -> bool:
     """Whether `made` sees what it must in this version of torch."""
-    cpu = torch.device("cpu")
-    one, other = torch.empty(2, 3, device=cpu), torch.empty(3, device=cpu)
-    negative = torch.empty(2, 3, dtype=torch.complex64, device=cpu).conj().imag
-    positive = torch.empty(2, 3, 2, device=cpu)[..., 0]
+    empty = partial(torch.empty, dtype=torch.float32, device="cpu")  # whatever the defaults are
+    one, other = empty(2, 3), empty(3)
+    negative = empty(2, 3, dtype=torch.complex64).conj().imag
+    positive = empty(2, 3, 2)[..., 0]
     unlike = (
-        torch.empty(2, 4, device=cpu),
-        torch.empty(3, 2, device=cpu).t(),
-        torch.empty(6, device=cpu),
+        empty(2, 4),
+        empty(3, 2).t(),
+        empty(6),
         one.double(),
         one.to(torch.int32),
         one.clone().requires_grad_(),
-        torch.empty(2, 3, device="meta"),
+        empty(2, 3, device="meta"),
         torch.nn.Parameter(one),
         ABSENT[0],
     )
@@ -84,7 +102,7 @@ class Memo:
 
     __slots__ = ("_asked", "_entry", "_last", "replay")
 
-    trusted = _works(guard)
+    trusted = _apart(partial(_works, guard))
     _cached: Callable[..., Any] = staticmethod(_launch.cached)  # of this kind of recipe
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -128,6 +129,24 @@ def test_forms_die_with_the_module(binding: ConvBinding) -> None:
     del layer
     gc.collect()
     assert len(_conv_packed._by_address) == before - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_form_outlives_its_launch(kind: str, monkeypatch, binding: ConvBinding) -> None:
+    """Another thread may unfreeze the module in between."""
+    layer, alive = pcf.freeze(make(kind)), []
+
+    def run(*given: object) -> None:
+        form = weakref.ref(next(iter(layer._forms.forms.values())).memory)
+        pcf.unfreeze(layer)
+        alive.append(form() is not None)
+
+    with torch.no_grad():
+        layer(batch())
+        monkeypatch.setattr(binding, "run_conv", run)
+        _launch.clear_caches()
+        layer(batch())
+    assert alive == [True]
 
 
 def test_gradients_flow_through_a_frozen_module(binding: ConvBinding) -> None:

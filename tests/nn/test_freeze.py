@@ -36,6 +36,8 @@ def test_training_mode_is_refused(device: torch.device) -> None:
     for layer in layers(device).values():
         with pytest.raises(RuntimeError, match=r"training mode.*\.eval\(\)"):
             pcf.freeze(nn.Sequential(layer.train()))
+        with pytest.raises(RuntimeError, match=r"training mode.*\.eval\(\)"):
+            layer.freeze()
         assert not layer.frozen
 
 

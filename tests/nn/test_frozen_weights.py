@@ -148,6 +148,18 @@ def test_copies_let_the_original_be(kind: str, how: Callable[[nn.Module], nn.Mod
     assert (layer.frozen, made.frozen) == (True, False)
 
 
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_children_that_outlive_the_module_keep_nothing_of_it(kind: str) -> None:
+    chain = make(kind).to_torch()
+    for _ in range(3):
+        layer = pcf.freeze(pcf.freeze(type(KINDS[kind]()).from_torch(chain)))
+        for holder in holders(kind):
+            assert len(chain.get_submodule(holder)._load_state_dict_pre_hooks) == 1
+        del layer
+    for holder in holders(kind):
+        assert len(chain.get_submodule(holder)._load_state_dict_pre_hooks) == 0
+
+
 COMPUTED = {"parametrization": parametrizations.spectral_norm, "old": weight_norm}
 
 

@@ -9,6 +9,8 @@ from torch import nn
 
 import pycutfuse as pcf
 
+from ..cases.modules import MODULES, input_of
+
 
 class Model(nn.Module):
     """Founding problem 3, as its file writes it."""
@@ -121,6 +123,22 @@ def test_copies_and_pickles(how) -> None:
         assert not made.frozen
 
 
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_of_a_compiled_module_are_not_compiled(name: str, how) -> None:
+    """As those of torch: what compile() made runs the original, with its parameters."""
+    layer, x = MODULES[name]().eval(), input_of(name)
+    with torch.no_grad():
+        before = layer(x)
+        layer.compile(backend="eager")
+        made = how(layer)
+        torch.testing.assert_close(made(x), before)
+        for parameter in made.parameters():
+            parameter.add_(1)
+        assert not torch.equal(made(x), before)
+        assert torch.equal(made(x), made.to_torch()(x))
+
+
 def test_reset_parameters_draws_as_torch() -> None:
     theirs, ours = nn.Linear(7, 5), pcf.nn.Linear(7, 5)
     for layer in (theirs, ours):
@@ -177,6 +195,18 @@ def test_texts() -> None:
     for step in ("mul(2)", "add(weight of (5,))", "clamp(0, 6)", "mul(0)", "relu"):
         assert f"EpilogueStep({step})" in text
     assert "scale=(5,)" in repr(pcf.nn.LinearScaleBatchNorm1d(7, 5, (5,)))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_weight_of_none_is_no_tensor_as_in_torch(name: str, bias: bool) -> None:
+    layer = MODULES[name]()
+    holder = next(one for one in layer.modules() if "weight" in one._parameters)
+    holder.weight = None
+    if not bias:
+        holder.bias = None
+    with pytest.raises(TypeError):
+        layer(input_of(name))
 
 
 def test_a_bias_of_none_is_none_as_in_torch() -> None:

@@ -149,8 +149,8 @@ def test_planes_are_given_where_there_are_any(binding: ChainBinding, monkeypatch
         for at, weight in enumerate(weights):
             found = layer(weight, pcf.sigmoid())
             if which >> at & 1:
-                size = binding.planes_layout(*weight.shape, 2)[1]
-                planes, words = torch.zeros(size, dtype=torch.uint8), torch.zeros(8).int()
+                shape = (2, len(weight), 2 * binding.planes_layout(*weight.shape, 2)[0])
+                planes, words = torch.zeros(shape, dtype=torch.uint8), torch.zeros(8).int()
                 found = found._replace(planes=planes, words=words)
             layers.append(found)
         call(x, *layers)

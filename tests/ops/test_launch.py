@@ -175,10 +175,13 @@ def test_a_tensor_changed_through_data_is_seen(binding: Binding) -> None:
         call(x, weight)
 
 
-def test_stale_planes_are_refused(binding: Binding) -> None:
-    binding.planes_layout = lambda rows, k, count: (8, 48 * count, 12)
-    planes = torch.zeros(64, dtype=torch.uint8)
-    head = (draw(2, 5), draw(3, 5), planes, torch.zeros(3, dtype=torch.int32))
+@pytest.mark.parametrize("frozen", [(3, 20), (16, 8), (8, 32), (32, 8)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_stale_planes_are_refused(frozen: tuple[int, int], count: int, binding: Binding) -> None:
+    """Those of a weight of another shape, though they may take as many bytes."""
+    rows, k = frozen
+    planes = torch.zeros(count, rows, 2 * binding.planes_layout(rows, k, count)[0]).byte()
+    head = (draw(2, 16), draw(8, 16), planes, torch.zeros(rows, dtype=torch.int32))
     with pytest.raises(RuntimeError, match="unfreeze"):
         linear_module._forward_cuda(*head, [], [], [], "ieee")
 

@@ -218,10 +218,10 @@ def test_planes_of_another_weight_are_not_used(
     binding: Binding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, x = make().eval(), torch.rand(5, 6)
-    sizes = binding.planes_layout(4, 6, 2)[1:]
+    shapes = ((2, 4, 2 * 8), binding.planes_layout(4, 6, 2)[2:])
     monkeypatch.setattr(_frozen, "why_not_frozen", lambda weight: None)
     monkeypatch.setattr(
-        _frozen, "make_planes", lambda *_: [torch.ones(n, dtype=torch.uint8) for n in sizes]
+        _frozen, "make_planes", lambda *_: [torch.ones(n, dtype=torch.uint8) for n in shapes]
     )
     weight = pcf.freeze(layer).gemm.weight
     with torch.no_grad():

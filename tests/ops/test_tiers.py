@@ -1,6 +1,7 @@
 """Which tier a call and its planes have: each is planned apart, planes serve both or one."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from pycutfuse import config
 from pycutfuse.ops import _frozen, _launch, _linear, _memo
 from pycutfuse.ops import _linear_batch_norm_raw as raw
 
-from .simulated import Binding, install
+from .simulated import Binding, _matrix, install
 
 CODES = {"ieee": 0, "tf32": 1}
 
@@ -28,8 +29,8 @@ def binding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def planes(layer: torch.nn.Module, count: int) -> None:
     n, k = layer.frozen_weight().shape
-    size = 2 * count * n * (-(-k // 8) * 8)
-    layer.planes, layer.words = torch.zeros(size, dtype=torch.uint8), torch.zeros(n).int()
+    shape = (count, n, 2 * (-(-k // 8) * 8))
+    layer.planes, layer.words = torch.zeros(shape, dtype=torch.uint8), torch.zeros(n).int()
     layer._frozen_of = layer.frozen_weight(), None
 
 
@@ -88,15 +89,27 @@ def test_planes_that_serve_a_tier(kind, made: int, tier, used: bool, binding: Bi
 
 @pytest.mark.parametrize("tier", CODES)
 def test_planes_are_made_for_a_tier(tier: str, binding: Binding, monkeypatch) -> None:
-    asked = []
-    binding.split = lambda *given: asked.append(given[5])
+    asked, read = [], []
+
+    def split(*given: Any) -> None:
+        asked.append(given[5])
+        read.append(_matrix(given[0], 4, 9, *given[1:3]).clone())
+
+    binding.split = split
     event = type("Stream", (), {"record_event": lambda self: None})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: event())
     monkeypatch.setattr(_frozen, "raw_stream", lambda index: 77)
-    made, words = _frozen.make_planes(torch.rand(4, 9), tier)
+    weight = torch.rand(4, 9)
+    negated = torch.complex(weight, -weight).conj().imag
+    assert negated.is_neg()
     count = 2 - CODES[tier]
-    assert (asked, made.numel(), words.numel()) == ([count], 2 * count * 4 * 16, 4)
-    _frozen.forget(made)
+    for given in (weight, negated):
+        made, words = _frozen.make_planes(given, tier)
+        assert (made.shape, words.numel()) == ((count, 4, 2 * 16), 4)
+        _frozen.forget(made)
+    assert asked == [count, count]
+    assert torch.equal(read[0], weight)
+    assert torch.equal(read[1], weight)
 
 
 @pytest.mark.cuda

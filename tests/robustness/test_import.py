@@ -62,6 +62,38 @@ def test_using_modules_is_quick_too(tmp_path: Path) -> None:
     assert quickest(code, **bytecode) < LIMIT
 
 
+FIRST = """
+import torch, pycutfuse
+from torch._subclasses import FakeTensorMode
+x, weight = torch.rand(5, 6), torch.rand(4, 6)
+def call(weight):
+    return pycutfuse.ops.linear(x, weight)
+class Model(torch.nn.Module):
+    def forward(self, weight):
+        return call(weight)
+{first}
+from pycutfuse.ops import _memo
+print(_memo.Memo.trusted, {{type(one) for one in _memo.ABSENT}} == {{torch.Tensor}})
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "torch.func.grad(lambda weight: call(weight).sum())(weight)",
+        "torch.func.vmap(call)(weight.expand(2, 4, 6))",
+        "torch.func.jvp(call, (weight,), (weight,))",
+        "assert len(torch.export.export(Model(), (weight,)).graph.nodes) < 9",
+        "with FakeTensorMode(): pycutfuse.nn",
+        "with torch.inference_mode(): pycutfuse.nn",
+        "torch.set_default_dtype(torch.float64); pycutfuse.nn",
+    ],
+    ids="grad vmap jvp export fake inference float64".split(),
+)
+def test_the_first_use_may_be_under_any_mode(first: str) -> None:
+    assert python(FIRST.format(first=first)) == ["True True"]
+
+
 @pytest.mark.cuda
 def test_info_and_import_create_no_context() -> None:
     code = """
