@@ -101,6 +101,12 @@ def _bound(op: str, other: object) -> Step:
     return Step(op, None, (bound, 0.0))
 
 
+def _bounds(op: str, low: float, high: float) -> tuple[float, float]:
+    if low != low or high != high:
+        raise ValueError(f"{op}: a bound is NaN ({low} and {high}); bounds must be numbers")
+    return low, high
+
+
 def add(other: float | Tensor) -> Step:
     """v + other. `other` is a number, or a tensor broadcastable to the output.
 
@@ -206,9 +212,7 @@ def clamp(min: float | None = None, max: float | None = None) -> Step:
         raise RuntimeError("clamp: min and max are both None; give at least one of them")
     low = float("-inf") if min is None else _number("clamp", "min", min)
     high = float("inf") if max is None else _number("clamp", "max", max)
-    if low != low or high != high:
-        raise ValueError(f"clamp: a bound is NaN (min={low}, max={high}); bounds must be numbers")
-    return Step("clamp", None, (low, high))
+    return Step("clamp", None, _bounds("clamp", low, high))
 
 
 def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Step:
@@ -219,9 +223,11 @@ def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Step:
     ValueError
         If ``min_val > max_val``, or a bound is NaN.
     """
-    if min_val > max_val:
+    low = _number("hardtanh", "min_val", min_val)
+    high = _number("hardtanh", "max_val", max_val)
+    if low > high:
         raise ValueError(f"hardtanh: min_val {min_val} is greater than max_val {max_val}")
-    return Step("hardtanh", None, clamp(min_val, max_val).constants)
+    return Step("hardtanh", None, _bounds("hardtanh", low, high))
 
 
 def softplus(beta: float = 1.0, threshold: float = 20.0) -> Step:
@@ -240,9 +246,15 @@ def check_program(program: Program, *, bias: bool | None = False) -> None:
     ValueError
         If it is too long.
     """
+    if not isinstance(program, tuple | list | Sequence):  # the ABC last, as it costs most
+        raise TypeError(
+            f"a program is a {type(program).__name__}; it must be a sequence of steps, such as "
+            "(pycutfuse.relu(),)"
+        )
     for at, step in enumerate(program):
         if not isinstance(step, Step):
-            hint = f"; call it: {step.__name__}()" if callable(step) else ""
+            ours = callable(step) and step.__module__ == __name__
+            hint = f"; call it: {step.__name__}()" if ours else ""
             raise TypeError(
                 f"step {at} of a program is a {type(step).__name__}; steps are made by "
                 f"pycutfuse.add, pycutfuse.relu, ...{hint}"

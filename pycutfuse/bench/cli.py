@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pycutfuse._console import number, why_no_file
+
 if TYPE_CHECKING:
     from pycutfuse.bench.results import Run
     from pycutfuse.bench.session import Plan
@@ -38,7 +40,6 @@ def add_arguments(subparsers: Any) -> None:
     add(
         "--tier",
         choices=("ieee", "tf32", "fp16", "bf16", "all"),
-        default="ieee",
         help="dtype and flags, the same for PyTorch: ieee is fp32 with TF32 off, PyTorch's default "
         "for matrix products; tf32 is fp32 with TF32 allowed, its default for convolutions; fp16 "
         "and bf16 are tensors of that dtype (default: ieee)",
@@ -140,13 +141,12 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 def run_bench(arguments: argparse.Namespace) -> int:
     """``bench``: exit code 0 if every case passes, 1 if one fails, 2 for impossible wishes."""
-    from pycutfuse.bench import cases, plot, report
+    from pycutfuse.bench import plot, report
 
+    if arguments.list:
+        return _list(arguments)
     try:
         _check_contradictions(arguments)
-        if arguments.list:
-            print("\n".join(case.name for case in cases.select(arguments.case)))
-            return OK
         _check_wishes(arguments)
         run = _obtain(arguments)
         text = report.text(run)
@@ -159,6 +159,18 @@ def run_bench(arguments: argparse.Namespace) -> int:
         return _complain(str(error))
     print("\n".join([text, *said]))
     return OK if run.passed else FAILED
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from pycutfuse.bench import cases
+
+    try:
+        _check_contradictions(arguments)
+        chosen = cases.select(arguments.case)
+    except ValueError as error:
+        return _complain(str(error))
+    print("\n".join(case.name for case in chosen))
+    return OK
 
 
 def _write(arguments: argparse.Namespace, run: Run) -> list[str]:
@@ -181,11 +193,13 @@ def _write(arguments: argparse.Namespace, run: Run) -> list[str]:
 
 def _check_contradictions(arguments: argparse.Namespace) -> None:
     """Refuse options that --list or --from-json would not read."""
-    ignored: tuple[str, ...]
+    ignored = ["tier", "quick", "no_compile", "no_max_autotune"]
     if arguments.list:
-        kept, ignored = "--list", ("json", "merge", "fuzz", "plot", "from_json", "update_readme")
+        kept = "--list"
+        ignored += ["json", "merge", "fuzz", "plot", "from_json", "update_readme", "section"]
     elif arguments.from_json is not None:
-        kept, ignored = "--from-json", ("case", "quick", "no_compile", "no_max_autotune")
+        kept = "--from-json"
+        ignored += ["case"]
     else:
         return
     for name in ignored:
@@ -203,13 +217,10 @@ def _check_wishes(arguments: argparse.Namespace) -> None:
         plot.require()
         if arguments.plot.suffix.lower() != ".png":
             raise ValueError(f"--plot {arguments.plot}: a name ending in .png is needed")
-    for path in (arguments.json, arguments.merge, arguments.plot):
-        if path is None:
-            continue
-        if not path.resolve().parent.is_dir():
-            raise ValueError(f"{path}: the folder {path.resolve().parent} does not exist")
-        if path.is_dir():
-            raise ValueError(f"{path}: a folder; the name of a file is needed")
+    for path in (arguments.json, arguments.merge, arguments.plot, arguments.update_readme):
+        problem = None if path is None else why_no_file(path)
+        if problem is not None:
+            raise ValueError(problem)
     if len({path.resolve() for path in arguments.fuzz}) < len(arguments.fuzz):
         raise ValueError("--fuzz names a file twice: its counts would be added twice")
     if arguments.section is not None and arguments.update_readme is None:
@@ -252,7 +263,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     from pycutfuse.bench import cases, session, tiers
 
     chosen = cases.select(arguments.case)
-    wanted = tiers.choose(arguments.tier)
+    wanted = tiers.choose(arguments.tier or "ieee")
     for case in chosen if arguments.case else ():
         if not any(cases.runs_at(case, tier.name) for tier in wanted):
             raise ValueError(f"--case {case.name} is measured at --tier ieee only")
@@ -273,14 +284,14 @@ def _measure(plan: Plan, keep: Callable[[Run], None]) -> Run:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = number(text, int)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
 
 
 def _seed(text: str) -> int:
-    value = int(text)
+    value = number(text, int)
     if not 0 <= value < 2**63:
         raise argparse.ArgumentTypeError(f"{value} is not between 0 and 2^63 - 1")
     return value

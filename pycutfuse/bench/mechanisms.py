@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pycutfuse import support
+from pycutfuse._console import guarded
 from pycutfuse._loader import native
 from pycutfuse.bench.report import update_region
 from pycutfuse.bench.shapes import ConvShape
@@ -120,6 +121,10 @@ def updated(document: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 1 for --check and another table."""
+    return guarded(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pycutfuse.bench.mechanisms",
         description="Write which mechanism runs which convolution between <!-- results:begin "
@@ -140,7 +145,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"pycutfuse: {given.file}: {error}", file=sys.stderr)
         return USAGE
-    return STALE if given.check and new != old else OK
+    if given.check and new != old:
+        print(
+            f"pycutfuse: {given.file}: another table; without --check it is written",
+            file=sys.stderr,
+        )
+        return STALE
+    return OK
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def load_problem(path: str | Path) -> Problem:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        line = "" if error.lineno is None else f":{error.lineno}"
+        line = f":{error.lineno}" if error.lineno else ""  # 0: the file was not decoded
         raise ProblemError(f"{path}{line}: syntax error: {error.msg}") from error
     except (Exception, SystemExit) as error:
         raise ProblemError(f"{_place(error, path)}: {describe(error)}") from error

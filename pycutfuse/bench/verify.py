@@ -89,7 +89,12 @@ def verify_file(
         candidate = problem.model_new(*copy.deepcopy(init))
     except (Exception, SystemExit) as error:
         return _report(Verification([f"ModelNew raised {describe(error)}"], []), out)
-    faults = structural_faults(model, candidate)
+    try:
+        faults = structural_faults(model, candidate)
+    except (Exception, SystemExit) as error:  # of lazy or meta parameters, or a state_dict()
+        raise ProblemError(
+            f"{problem.path}: no state_dicts to compare: {describe(error)}"
+        ) from error
     if faults:
         return _report(Verification(faults, []), out)
     count = sum(1 for _ in model.parameters())
@@ -97,8 +102,13 @@ def verify_file(
     inputs, cut = _cut(inputs, _cpu_batch(inputs) if batch is None and on_cpu else batch)
     if cut:
         print(f"  {cut}", file=out)
-    inputs = mapped(lambda tensor: tensor.to(where), inputs)
-    model, candidate = model.to(where), candidate.to(where)
+    try:
+        inputs = mapped(lambda tensor: tensor.to(where), inputs)
+        model, candidate = model.to(where), candidate.to(where)
+    except (Exception, SystemExit) as error:  # out of memory
+        raise ProblemError(
+            f"{problem.path}: cannot be moved to {where}: {describe(error)}"
+        ) from error
     checks: list[Check] = []
     for data in ("get_inputs()", *DISTRIBUTIONS):
         for training in (True, False):
@@ -128,7 +138,7 @@ def structural_faults(model: nn.Module, candidate: nn.Module) -> list[str]:
     parameters = {name for name, _ in model.named_parameters()}
     ours_parameters = {name for name, _ in candidate.named_parameters()}
     for name in theirs:
-        if name not in ours:
+        if name not in ours or not isinstance(theirs[name], torch.Tensor):  # get_extra_state()
             continue
         if (name in parameters) != (name in ours_parameters):
             faults.append(f"{name} is a parameter in only one of Model and ModelNew")

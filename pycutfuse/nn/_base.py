@@ -35,7 +35,6 @@ class FusedModule(nn.Module):
 
     def __init__(self, precision: config.Precision | None) -> None:
         nn.Module.__init__(self)  # not that of a class of torch that a module also inherits
-        config.check_precision(precision)
         self.precision = precision
         self._memo = Memo()
         for name in self._frozen_buffers:
@@ -93,6 +92,8 @@ class FusedModule(nn.Module):
             self.planes, self.words = _frozen.make_planes(weight, tier)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "precision":
+            config.check_precision(value)
         if isinstance(value, nn.Module) and "_memo" in self.__dict__:
             self._memo.forget_replay()  # it would keep the child that is replaced
         super().__setattr__(name, value)

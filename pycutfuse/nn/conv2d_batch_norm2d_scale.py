@@ -96,6 +96,7 @@ class Conv2dBatchNorm2dScale(PackedModule):
         epilogue: Program = (),
         precision: config.Precision | None = None,
     ) -> None:
+        check_program(epilogue)
         check_program((mul(scaling_factor), *epilogue))
         super().__init__(precision)
         given = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
@@ -279,6 +280,7 @@ class Conv2dBatchNorm2dScale(PackedModule):
             child = getattr(module, name, None)
             check_source(cls.__name__, child, expected, name)  # type: ignore[arg-type]
         scale: Any = getattr(module, "scaling_factor", None)
+        check_program(epilogue)
         check_program((mul(scale), *epilogue))
         made = cls.__new__(cls)
         PackedModule.__init__(made, precision)

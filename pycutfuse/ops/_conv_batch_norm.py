@@ -229,7 +229,8 @@ def conv2d_batch_norm(
     ------
     ValueError
         If x is not 4D, or in training for one value per channel or, since torch 2.10, an eps of 0;
-        nothing has changed then.
+        if momentum is negative, a program too long or the precision unknown. Nothing has changed
+        then.
     RuntimeError
         If shapes or dtypes do not fit, or running statistics are missing in evaluation.
     TypeError

@@ -209,8 +209,8 @@ def linear_batch_norm(
     Raises
     ------
     ValueError
-        If x is not 2D, or in training for one sample or, since torch 2.10, an eps of 0; nothing has
-        changed then.
+        If x is not 2D, or in training for one sample or, since torch 2.10, an eps of 0; if momentum
+        is negative, a program too long or the precision unknown. Nothing has changed then.
     RuntimeError
         If shapes or dtypes do not fit, or running statistics are missing in evaluation.
     TypeError

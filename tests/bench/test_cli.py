@@ -59,6 +59,7 @@ NONSENSE = {
     "raises": ("x = 1\n1 / 0\n", "problem.py:2: ZeroDivisionError"),
     "exits": ("import sys\nsys.exit(0)\n", "problem.py:2: SystemExit"),
     "null byte": ("x = 1\0\n", "problem.py"),
+    "no such coding": ("# coding: odd\n", "problem.py: syntax error: unknown encoding: odd"),
     "no ModelNew": (GOOD.replace("ModelNew", "Other"), "defines no ModelNew"),
     "no Model": (GOOD.replace("class Model(", "class Other("), "defines no Model;"),
     "no get_inputs": (GOOD.replace("get_inputs", "inputs"), "no function get_inputs()"),
@@ -72,6 +73,14 @@ NONSENSE = {
     "Model exits": (
         GOOD.replace("pass", "def forward(self, x):\n        raise SystemExit(0)", 1),
         "Model failed in train, get_inputs(): SystemExit",
+    ),
+    "sizes not known yet": (
+        GOOD.replace("nn.Linear", "nn.LazyLinear").replace("[4, 3]", "[3]"),
+        "no state_dicts to compare: RuntimeError",
+    ),
+    "stays where it is": (
+        GOOD.replace("pass", "def to(self, *_):\n        raise RuntimeError('too large')", 1),
+        "cannot be moved to cpu: RuntimeError: too large",
     ),
     "wrong input": (GOOD.replace("(8, 4)", "(8, 5)"), "Model failed in train, get_inputs()"),
 }
@@ -129,10 +138,11 @@ def test_verify_answers_an_impossible_device(tmp_path, capsys, device):
         ("verify", "x.py", "--seed", "-1"),
     ],
 )
-def test_impossible_options_end_with_2(arguments):
+def test_impossible_options_end_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         run(*arguments)
     assert stop.value.code == 2
+    assert " _" not in capsys.readouterr().err  # no function of ours
 
 
 @pytest.mark.parametrize("command", ["bench", "verify"])
@@ -161,6 +171,11 @@ def test_list_names_the_chosen_cases_and_runs_nothing(capsys):
         (["--fuzz", "absent.json"], "absent.json"),
         (["--fuzz", "one.json", "--fuzz", "./one.json"], "--fuzz names a file twice"),
         (["--list", "--json", "x.json"], "--list runs nothing: --json means nothing there"),
+        (["--list", "--section", "x"], "--section means nothing there"),
+        (["--list", "--tier", "bf16"], "--tier means nothing there"),
+        (["--list", "--quick"], "--quick means nothing there"),
+        (["--list", "--no-compile"], "--no-compile means nothing there"),
+        (["--from-json", "x.json", "--tier", "ieee"], "--tier means nothing there"),
         (["--from-json", "x.json", "--quick"], "--quick means nothing there"),
         (["--from-json", "x.json", "--case", "sm80"], "--case means nothing there"),
         (["--plot", "x.jpeg"], "a name ending in .png is needed"),
@@ -178,6 +193,21 @@ def test_bench_answers_nonsense_before_it_runs(arguments, expected, capsys, monk
     captured = capsys.readouterr()
     assert expected in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--json", "--merge", "--plot", "--update-readme"])
+def test_a_file_that_cannot_be_written_is_found_before_the_run(
+    option, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(cli, "_measure", lambda *_: pytest.fail("something was run"))
+    monkeypatch.setattr("pycutfuse._console.os.access", lambda *_: False)
+    if option == "--plot":
+        pytest.importorskip("matplotlib")
+    path = tmp_path / "out.png"
+    if option == "--update-readme":
+        path.write_text(f"{report.BEGIN}\n{report.END}\n")
+    assert run("bench", option, path) == 2
+    assert capsys.readouterr().err == f"pycutfuse: {path}: cannot be written\n"
 
 
 def test_plot_without_matplotlib_says_how_to_get_it(capsys, monkeypatch):

@@ -25,10 +25,13 @@ def test_readme_says_what_is_selected() -> None:
 
 
 @planned
-def test_the_command_writes_the_table_once(tmp_path: Path) -> None:
+def test_the_command_writes_the_table_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "README.md"
     path.write_text(EMPTY)
     assert mechanisms.main(["--check", str(path)]) == 1
+    assert "without --check it is written" in capsys.readouterr().err
     assert path.read_text() == EMPTY
     assert mechanisms.main([str(path)]) == 0
     text = path.read_text()

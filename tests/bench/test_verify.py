@@ -218,6 +218,15 @@ def test_what_loading_a_state_raises_is_modelnews_fault(tmp_path):
     assert "ModelNew.load_state_dict raised RuntimeError: frozen" in text
 
 
+def test_extra_state_that_is_no_tensor_is_no_fault(tmp_path):
+    path = tmp_path / "problem.py"
+    extra = "    def get_extra_state(self):\n        return {}\n\n"
+    extra += "    def set_extra_state(self, state):\n        pass\n\n"
+    forward = "    def forward(self, x):"
+    path.write_text(FILE.replace(forward, extra + forward).replace("{new}", "pass"))
+    assert verify_file(path, device="cpu", out=io.StringIO()).passed
+
+
 def test_nested_inputs_are_drawn_and_cut(tmp_path):
     path = tmp_path / "problem.py"
     text = FILE.replace("forward(self, x)", "forward(self, pair)").replace(

@@ -46,8 +46,20 @@ def test_an_operand_must_not_grow_the_output(shape, device: torch.device) -> Non
         (lambda: pcf.clamp(), RuntimeError, "at least one"),
         (lambda: pcf.clamp(float("nan")), ValueError, "NaN"),
         (lambda: pcf.hardtanh(2.0, 1.0), ValueError, "greater"),
+        (lambda: pcf.hardtanh("a"), TypeError, "hardtanh: min_val is a str"),
+        (lambda: pcf.hardtanh(0.0, None), TypeError, "hardtanh: max_val is a NoneType"),
+        (lambda: pcf.hardtanh(float("nan")), ValueError, "hardtanh: a bound is NaN"),
         (lambda: pcf.nn.Linear(2, 2, epilogue=(pcf.relu,)), TypeError, "relu()"),
         (lambda: pcf.nn.Linear(2, 2, epilogue=("relu",)), TypeError, "step 0"),
+        (lambda: pcf.nn.Linear(2, 2, epilogue=(torch.nn.ReLU(),)), TypeError, "is a ReLU"),
+        (lambda: pcf.nn.Linear(2, 2, epilogue=pcf.relu()), TypeError, "is a Step; it must be a"),
+        (lambda: pcf.nn.Linear(2, 2, epilogue=None), TypeError, "is a NoneType; it must be a"),
+        (lambda: pcf.nn.Linear(2, 2, epilogue={pcf.relu()}), TypeError, "is a set; it must be a"),
+        (
+            lambda: pcf.nn.Conv2dBatchNorm2dScale(2, 2, 1, 1.0, epilogue=pcf.relu()),
+            TypeError,
+            "is a Step; it must be a",
+        ),
         (lambda: pcf.nn.Linear(2, 2, epilogue=(pcf.relu(),) * 16), ValueError, "at most 16"),
         (lambda: pcf.nn.Linear(2, 2, precision="fp32"), ValueError, "ieee"),
         (lambda: pcf.precision("exact"), ValueError, "ieee"),
@@ -61,6 +73,22 @@ def test_malformed_programs_and_options(build, error, words) -> None:
     with pytest.raises(error) as caught:
         build()
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["bogus", "", 1, ["ieee"]])
+def test_a_precision_that_is_assigned_is_checked_as_the_constructors(value) -> None:
+    layer = pcf.nn.Conv2dBatchNorm2dScale(2, 2, 1, 1.0, precision="tf32")
+    with pytest.raises(ValueError, match="use one of ieee, tf32, torch, or None"):
+        layer.precision = value
+    assert layer.precision == "tf32"
+    layer.precision = None
+    assert layer.precision is None
+
+
+def test_torchs_functions_are_not_called_steps() -> None:
+    with pytest.raises(TypeError) as caught:
+        pcf.nn.Linear(2, 2, epilogue=(torch.relu,))
+    assert "call it" not in str(caught.value)
 
 
 def test_sixteen_steps_are_allowed_without_a_bias() -> None:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pycutfuse import _console
 from pycutfuse.testing.repro import Outcome, cli, runner
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-founding.json"
@@ -40,6 +42,15 @@ def test_a_reader_that_goes_away_ends_a_command_quietly(closed_pipe, tmp_path):
     words = ("-m", "pycutfuse", "bench", "--from-json", RESULTS, "--json", written)
     assert command(*words, stdout=closed_pipe) == (141, "")
     assert json.loads(written.read_text())["cases"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("pycutfuse", "bench", "--list"), ("pycutfuse.bench.mechanisms", "--help")],
+    ids=" ".join,
+)
+def test_what_is_written_at_once_ends_quietly_too(words, closed_pipe):
+    assert command("-m", *words, stdout=closed_pipe, PYTHONUNBUFFERED="1") == (141, "")
 
 
 def test_a_full_disk_is_one_line():
@@ -104,21 +115,37 @@ def test_the_fuzzer_refuses_a_folder_before_it_runs(tmp_path, monkeypatch, capsy
     given = ["--seed", "5", "--count", "9", "--device", "cpu", "--json"]
     assert cli.main([*given, str(tmp_path)]) == 2
     assert "a folder; the name of a file is needed" in capsys.readouterr().err
-    monkeypatch.setattr(cli.os, "access", lambda *_: False)
+    assert cli.main([*given, str(tmp_path / ("a" * 300))]) == 2
+    assert "File name too long" in capsys.readouterr().err
+    monkeypatch.setattr(_console.os, "access", lambda *_: False)
     assert cli.main([*given, str(tmp_path / "x.json")]) == 2
     assert capsys.readouterr().err == f"pycutfuse: {tmp_path / 'x.json'}: cannot be written\n"
 
 
 @pytest.mark.parametrize(
     "options",
-    [["--seed", str(2**64 - 1)], ["--seed", "-1"], ["--seed", "1", "--timeout", "inf"]],
+    [
+        ["--seed", str(2**58)],
+        ["--seed", "-1"],
+        ["--seed", "1", "--timeout", "inf"],
+        ["--seed", "one"],
+        ["--seed", "1", "--timeout", "soon"],
+        ["--seed", str(2**58 - 2), "--count", "3"],
+    ],
     ids=" ".join,
 )
 def test_the_fuzzer_refuses_numbers_that_it_cannot_use(options, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(options)
     assert stop.value.code == 2
-    assert "is not" in capsys.readouterr().err
+    assert re.search(
+        r"is not between|is not above|is no (int|float)|no seeds after", capsys.readouterr().err
+    )
+
+
+def test_the_fuzzers_last_seed_is_one(capsys):
+    given = ["--seed", str(2**58 - 1), "--count", "1", "--device", "cpu", "--limit", "8"]
+    assert cli.main(given) == 0
 
 
 def test_counts_of_the_cpu_name_it(tmp_path):

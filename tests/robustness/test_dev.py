@@ -21,6 +21,19 @@ def test_help_is_an_answer() -> None:
     assert help_.stdout.startswith("usage: ")
 
 
+def test_an_interrupt_ends_it_without_a_traceback() -> None:
+    code = f"""
+import runpy, subprocess, sys
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+subprocess.run = interrupted
+sys.argv = ["dev.py", "lint"]
+runpy.run_path({str(TOOL)!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize("command", ["build", "lint", "format"])
 def test_arguments_that_would_be_dropped_are_refused(command: str) -> None:
     done = run(command, "-k", "one")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import sys
 import time
@@ -19,12 +18,13 @@ from typing import Any
 
 import torch
 
-from pycutfuse._console import INTERRUPTED, guarded, progress
+from pycutfuse._console import INTERRUPTED, guarded, number, progress, why_no_file
 from pycutfuse.testing.repro import FAILURES, FAMILIES, Outcome, source
 from pycutfuse.testing.repro.runner import DEVICES, LIMITS, ChildFailedError, Job, Totals, run_range
 
 OK, FAILED, USAGE = 0, 1, 2
 LONGEST_S = 86400
+SEEDS = 2**58  # torch takes seeds below 2^64, and a configuration has 64
 PASTE = """\
 from pycutfuse.testing.repro import *
 
@@ -58,28 +58,28 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _natural(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**63:
-        raise argparse.ArgumentTypeError(f"{value} is not between 0 and 2^63 - 1")
+    value = number(text, int)
+    if not 0 <= value < SEEDS:
+        raise argparse.ArgumentTypeError(f"{value} is not between 0 and {SEEDS - 1}")
     return value
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = number(text, int)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = number(text, float)
     if not 0 < value <= LONGEST_S:
         raise argparse.ArgumentTypeError(f"{value} is not above 0 and at most {LONGEST_S}")
     return value
 
 
 def _limit(text: str) -> int:
-    value = int(text)
+    value = number(text, int)
     if not 8 <= value <= 36:
         raise argparse.ArgumentTypeError(f"{value} is not between 8 and 36")
     return value
@@ -93,10 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
+    if given.seed + (given.count or 1) > SEEDS:
+        parser.error(f"--count {given.count}: no seeds after {SEEDS - 1}")
     device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     problem = _device_problem(device)
     if problem is None and given.json is not None:
-        problem = _path_problem(given.json)
+        problem = why_no_file(given.json)
     if problem is not None:
         print(f"pycutfuse: {problem}", file=sys.stderr)
         return USAGE
@@ -123,17 +125,6 @@ def _device_problem(name: str) -> str | None:
     found = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= found:
         return f"--device {name}: this machine has {found} CUDA devices"
-    return None
-
-
-def _path_problem(path: Path) -> str | None:
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        return f"{path}: the folder {folder} does not exist"
-    if path.is_dir():
-        return f"{path}: a folder; the name of a file is needed"
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        return f"{path}: cannot be written"
     return None
 
 
