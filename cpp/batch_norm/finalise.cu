@@ -15,22 +15,6 @@ namespace {
 
 constexpr int kBlock = 128;
 
-/// As Moments, in fp64: the roundings of up to M / 64 merges would show in the mean.
-struct Counted {
-  double mean;
-  double m2;
-  double count;
-};
-
-struct MergeCounted {
-  __device__ Counted operator()(const Counted& a, const Counted& b) const {
-    const double count = a.count + b.count;
-    const double weight = count > 0.0 ? b.count / count : 0.0;
-    const double delta = b.mean - a.mean;
-    return {a.mean + delta * weight, a.m2 + b.m2 + delta * delta * (a.count * weight), count};
-  }
-};
-
 /// Sums of distances from a column's first value, or its first partial's mean.
 struct Distances {
   double sum = 0.0;
@@ -123,33 +107,69 @@ unsigned blocks(int64_t items, int64_t per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
 }
 
-/// As finalise_kernel with a warp for each channel, of partials that say of how many values they
-/// are.
+/// Of partials that say of how many values they are.
+struct Counted {
+  Distances distances;
+  double count = 0.0;
+};
+
+struct AddCounted {
+  __device__ Counted operator()(const Counted& a, const Counted& b) const {
+    return {AddDistances{}(a.distances, b.distances), a.count + b.count};
+  }
+};
+
+/// As finalise_kernel with a warp for each channel, of counted partials: distances are from the
+/// first finite mean of some values. The second convolution waits for it, so that nothing is read
+/// late.
 __global__ void __launch_bounds__(kBlock)
     finalise_counted_kernel(const CountedMoments* partials, int64_t partial_count, int64_t channels,
                             const BatchNormBuffers buffers, float* multipliers) {
+  constexpr int kAtOnce = 9;  // partials of a lane; a device with 132 multiprocessors has 264
   using Reduce = cub::WarpReduce<Counted>;
   __shared__ typename Reduce::TempStorage storage[kBlock / 32];
   wait_for_previous_kernels();
-  const int warp = threadIdx.x / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t channel = int64_t(blockIdx.x) * (kBlock / 32) + warp;
-  if (channel >= channels) {
-    return;
-  }
-  Counted mine{0.0, 0.0, 0.0};
-  for (int64_t p = threadIdx.x % 32; p < partial_count; p += 32) {
-    const CountedMoments partial = partials[channel * partial_count + p];
-    mine = MergeCounted{}(mine, {partial.mean, partial.m2, double(partial.count)});
-  }
-  const Counted all = Reduce(storage[warp]).Reduce(mine, MergeCounted{});
-  if (threadIdx.x % 32 != 0) {
-    return;
-  }
-  write_statistics(channel, all.mean, all.m2, Rows(all.count), load_running(channel, buffers),
-                   buffers);
+  if (channel >= channels) return;
+  const CountedMoments* of_channel = partials + channel * partial_count;
+  const Running old = load_running(channel, buffers);
   const float weight =
       buffers.weight != nullptr ? load_value(buffers.weight, channel, buffers.affine_dtype) : 1.f;
-  multipliers[channel] = weight * buffers.save_invstd[channel];
+  double origin = 0.0;
+  Counted mine;
+#pragma unroll 1
+  for (int64_t first = 0; first < partial_count; first += 32 * kAtOnce) {
+    CountedMoments some[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t p = first + i * 32 + lane;
+      some[i] = p < partial_count ? of_channel[p] : CountedMoments{};
+    }
+    if (first == 0) {
+      const bool mine_is = some[0].count > 0 && isfinite(some[0].mean);
+      const uint32_t filled = __ballot_sync(0xffffffffu, mine_is);
+      if (filled != 0) origin = __shfl_sync(0xffffffffu, some[0].mean, __ffs(filled) - 1);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (some[i].count == 0) continue;
+      const double count = some[i].count, delta = some[i].mean - origin;
+      mine.distances.sum = fma(count, delta, mine.distances.sum);
+      mine.distances.squares += fma(count * delta, delta, double(some[i].m2));
+      mine.count += count;
+    }
+  }
+  const Counted all = Reduce(storage[warp]).Reduce(mine, AddCounted{});
+  if (lane != 0) return;
+  const Rows n(all.count);
+  const Merged found = moments_of(origin, all.distances, n);
+  write_statistics(channel, found.mean, found.m2, n, old, buffers);
+  multipliers[channel] = weight * inverse_deviation(found.m2, n, buffers.eps);
+  // With momentum None every channel reads the count.
+  if (channel == 0 && buffers.num_batches_tracked != nullptr && buffers.momentum >= 0.0) {
+    ++*buffers.num_batches_tracked;
+  }
 }
 
 __global__ void count_kernel(int64_t* num_batches_tracked) {
@@ -174,8 +194,7 @@ Status finalise(const CountedMoments* partials, int64_t partial_count, int64_t c
       !status.ok()) {
     return status;
   }
-  if (buffers.num_batches_tracked == nullptr) return {};
-  // A launch of its own: with momentum None every channel reads the count.
+  if (buffers.num_batches_tracked == nullptr || buffers.momentum >= 0.0) return {};
   return launch(&count_kernel, 1, 1, 0, stream, buffers.num_batches_tracked);
 }
 

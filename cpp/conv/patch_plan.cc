@@ -69,7 +69,7 @@ std::string PatchPlan::describe() const {
           " pixels and " + std::to_string(instance_.columns) + " channels, " +
           (instance_.planes == 1 ? "1 plane" : "2 planes");
   if (instance_.planes == 2) {
-    text += "; what is below 2^-16 of the largest input in its patch loses accuracy";
+    text += "; what is below 2^-10 of the largest input in its patch loses accuracy";
   }
   if (problem_.program.count > 0) text += "\n  epilogue: " + to_string(problem_.program);
   if (problem_.tail == Tail::kBatchNormEval) {

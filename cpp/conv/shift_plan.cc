@@ -109,7 +109,7 @@ std::string ShiftPlan::describe() const {
     const int32_t once = layout_.steps_at_once;
     text += layout_.four_products() ? ", four" : ", three";
     text += " products, promoted every " + std::to_string(16 * once) + " of K";
-    text += "; what is below 2^-16 of the largest input in its tile loses accuracy";
+    text += "; what is below 2^-10 of the largest input in its tile loses accuracy";
   }
   if (!weights_stay(g)) text += ", weights streamed";
   // A pixel's channels come together only where they are whole vectors.

@@ -127,6 +127,20 @@ def test_any_range(scale: float, policy, fused: None) -> None:
         check(ours[image], theirs[image], exact[image], kind_of(policy))
 
 
+def test_tiles_that_differ(policy, fused: None) -> None:
+    """A tile is scaled as the one before it, unless that does not suit its largest magnitude."""
+    case = ConvCase(3, 64, (5, 5), (128, 96), 8)
+    x, weight, bias = drawn(case)
+    bands = torch.arange(case.size[0], device="cuda") // 16 % 3
+    x *= torch.tensor([1.0, 64.0, 0.0], device="cuda")[bands][:, None]
+    x[1::2] *= 2.0**-9
+    tensors = x, weight, bias
+    exact, bound = case.theirs(*wide(tensors)), bound_of(case, *tensors)
+    theirs = torch_conv(case, *tensors, tier=TIERS[policy.planes])
+    ours = case.ours(*tensors, precision=TIERS[policy.planes])
+    check(ours, theirs, exact, kind_of(policy), bound)
+
+
 @pytest.mark.parametrize("case", PATCHES[:5], ids=str)
 def test_batch_norm_in_eval(case: ConvCase, policy, fused: None) -> None:
     if case.transposed or case.batch is None or not fits(policy, case):

@@ -10,13 +10,18 @@
 namespace cutfuse::conv::patches {
 namespace {
 
-constexpr int kThreads = 128;  // of a block, which packs one row
+constexpr int kThreads = 512;  // of a block, which packs one row
 
-__device__ float weight_at(const PackParams& p, int32_t row, int32_t term) {
+/// Of the divisions for each term.
+struct Divisors {
+  shift::Divisor taps, kernel_w;
+};
+
+__device__ float weight_at(const PackParams& p, const Divisors& by, int32_t row, int32_t term) {
   if (row >= p.g.out_channels || term >= p.g.terms) return 0.f;
-  const int32_t channel = term / p.g.taps();
+  const int32_t channel = by.taps.divide(term);
   const int32_t tap = term - channel * p.g.taps();
-  const int32_t r = tap / p.g.kernel_w;
+  const int32_t r = by.kernel_w.divide(tap);
   const shift::WeightView& w = p.weight;
   return __ldg(static_cast<const float*>(w.data) + row * w.k + channel * w.c + r * w.r +
                (tap - r * p.g.kernel_w) * w.s);
@@ -27,7 +32,8 @@ __device__ int32_t swizzled(int32_t row, int32_t byte) {
   return row * kRowBytes + (byte ^ row % 8 * 16);
 }
 
-__global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ PackParams p) {
+__global__ void __launch_bounds__(kThreads)
+    pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ Divisors by) {
   wait_for_previous_kernels();
   const auto row = static_cast<int32_t>(blockIdx.x);
   const int32_t thread = threadIdx.x;
@@ -35,8 +41,9 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
   const int32_t bytes = slab_bytes(p.columns, p.planes);
   bool finite = true;
   float largest = 0.f;
+#pragma unroll 1
   for (int32_t i = thread; i < p.g.terms; i += kThreads) {
-    const float magnitude = fabsf(weight_at(p, row, i));
+    const float magnitude = fabsf(weight_at(p, by, row, i));
     if (isfinite(magnitude)) {
       largest = fmaxf(largest, magnitude);
     } else {
@@ -46,8 +53,9 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
   finite = __syncthreads_and(finite) != 0;
   const int32_t exponent = row_exponent_of<kThreads>(largest);
   if (thread == 0) p.words[row] = 2 * exponent + (finite ? 0 : 1);
+#pragma unroll 1
   for (int32_t i = thread; i < p.g.slabs() * kSlab; i += kThreads) {
-    float value = weight_at(p, row, i);
+    float value = weight_at(p, by, row, i);
     if (!isfinite(value)) value = 0.f;
     scale_exactly(value, -exponent);
     // A thread's two values of eight follow each other in a register, and lie four apart in x.
@@ -65,7 +73,8 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
 
 Status pack(const PackParams& params, void* stream) noexcept {
   return launch(&pack_kernel, dim3(static_cast<unsigned>(params.columns)), dim3(kThreads), 0,
-                stream, params);
+                stream, params,
+                Divisors{shift::Divisor(params.g.taps()), shift::Divisor(params.g.kernel_w)});
 }
 
 }  // namespace cutfuse::conv::patches

@@ -12,22 +12,50 @@
 namespace cutfuse::conv::shift {
 namespace {
 
-constexpr int kThreads = 512;  // of a block, which packs one row
-constexpr int kKept = 4;       // elements that a thread keeps; it reads the others twice
+/// Of a block, which packs one row. A thread keeps its first element and reads the others, which
+/// are few, twice: a kernel that runs once pays for each instruction that it fetches.
+constexpr int kThreads = 1024;
+
+/// Of the divisions for each element of the weight.
+struct Divisors {
+  Divisor channels;  // of a phase; where phases lie next to each other, phases of a channel
+  Divisor phases_w, dilation_h, dilation_w;
+
+  explicit Divisors(const Geometry& g)
+      : channels(g.phase_channels != 0 ? g.phase_channels : g.phases_h * g.phases_w),
+        phases_w(g.phases_w),
+        dilation_h(g.dilation_h),
+        dilation_w(g.dilation_w) {}
+};
+
+__device__ int32_t rest_of(int32_t n, const Divisor& by, int32_t quotient) {
+  return n - quotient * static_cast<int32_t>(by.divisor);
+}
+
+/// As filter_index().
+__device__ int32_t index_of(int32_t at, const Divisor& dilation, int32_t kernel) {
+  const int32_t index = dilation.divide(at);
+  return rest_of(at, dilation, index) == 0 && index < kernel ? index : -1;
+}
 
 /// Element `lane` of a half, for an output channel of `group`; 0 where there is none.
-__device__ float weight_at(const PrepareParams& p, int32_t group, const MadeChannel& to, Half half,
-                           int32_t lane, int32_t stacked) {
+__device__ float weight_at(const PrepareParams& p, const Divisors& by, int32_t group,
+                           const MadeChannel& to, Half half, int32_t lane, int32_t stacked) {
   if (half.group < 0 || to.channel < 0) return 0.f;
-  const LaneChannel from = lane_channel(p.g, half.group * kLanes + lane);
+  // As lane_channel().
+  const int32_t q = half.group * kLanes + lane;
+  const int32_t quotient = by.channels.divide(q);
+  const int32_t remainder = rest_of(q, by.channels, quotient);
+  const bool next = p.g.phase_channels == 0;  // whether phases lie next to each other
+  const int32_t channel = next ? quotient : remainder, phase = next ? remainder : quotient;
+  const int32_t phase_h = by.phases_w.divide(phase);
+  const int32_t phase_w = rest_of(phase, by.phases_w, phase_h);
   const int32_t tap_h = half.tap_h - stacked;
   const int32_t r =
-      tap_h < 0 ? -1
-                : filter_index(tap_h, from.phase_h, p.g.stride_h, p.g.dilation_h, p.g.kernel_h);
-  const int32_t s =
-      filter_index(half.tap_w, from.phase_w, p.g.stride_w, p.g.dilation_w, p.g.kernel_w);
-  if (from.channel >= p.g.channels || r < 0 || s < 0) return 0.f;
-  const int64_t at = p.weight.index(p.g, group, to, from.channel, r, s);
+      tap_h < 0 ? -1 : index_of(tap_h * p.g.stride_h + phase_h, by.dilation_h, p.g.kernel_h);
+  const int32_t s = index_of(half.tap_w * p.g.stride_w + phase_w, by.dilation_w, p.g.kernel_w);
+  if (channel >= p.g.channels || r < 0 || s < 0) return 0.f;
+  const int64_t at = p.weight.index(p.g, group, to, channel, r, s);
   return at == WeightView::kNoTap ? 0.f : load_value(p.weight.data, at, p.dtype);
 }
 
@@ -36,7 +64,7 @@ __device__ uint16_t narrow(float value, DType element) {
 }
 
 /// Row `row` of the tiles of (group, m tile) `outer`.
-__device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
+__device__ void pack_row(const PrepareParams& p, const Divisors& by, int32_t outer, int32_t row) {
   const Geometry& g = p.g;
   const int32_t group = outer / g.m_tiles;
   const int32_t channel = channel_of_row(g, outer % g.m_tiles, row);
@@ -45,7 +73,7 @@ __device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
   const int32_t rows = g.weight_rows;
   const int32_t elements = p.steps * 16;
   const auto element = [&](int32_t i) {
-    return weight_at(p, group, to, p.halves[i / 8], i % 8, stacked);
+    return weight_at(p, by, group, to, p.halves[i / 8], i % 8, stacked);
   };
   bool finite = true;
   float largest = 0.f;
@@ -57,16 +85,11 @@ __device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
       finite = false;
     }
   };
-  float kept[kKept];
   const int32_t thread = threadIdx.x;
-#pragma unroll
-  for (int n = 0; n < kKept; ++n) {
-    const int32_t i = thread + n * kThreads;
-    kept[n] = i < elements ? element(i) : 0.f;
-  }
-#pragma unroll
-  for (int n = 0; n < kKept; ++n) measure(kept[n]);
-  for (int32_t i = thread + kKept * kThreads; i < elements; i += kThreads) measure(element(i));
+  const float first = thread < elements ? element(thread) : 0.f;
+  measure(first);
+#pragma unroll 1
+  for (int32_t i = thread + kThreads; i < elements; i += kThreads) measure(element(i));
   finite = __syncthreads_and(finite) != 0;
   const int32_t exponent = p.dtype != DType::kFloat16 ? row_exponent_of<kThreads>(largest) : 0;
   if (thread == 0) p.exponents[outer * rows + row] = RowExponent::make(exponent, finite).word;
@@ -84,22 +107,18 @@ __device__ void pack_row(const PrepareParams& p, int32_t outer, int32_t row) {
       *reinterpret_cast<uint16_t*>(at + rows * kRowStepBytes) = narrow(rest, p.element);
     }
   };
-#pragma unroll
-  for (int n = 0; n < kKept; ++n) {
-    const int32_t i = thread + n * kThreads;
-    if (i < elements) pack(i, kept[n]);
-  }
-  for (int32_t i = thread + kKept * kThreads; i < elements; i += kThreads) pack(i, element(i));
+#pragma unroll 1
+  for (int32_t i = thread; i < elements; i += kThreads) pack(i, i == thread ? first : element(i));
 }
 
 __global__ void __launch_bounds__(kThreads)
-    prepare_kernel(const __grid_constant__ PrepareParams p) {
+    prepare_kernel(const __grid_constant__ PrepareParams p, const __grid_constant__ Divisors by) {
   wait_for_previous_kernels();
   const int32_t rows = p.g.weight_rows;
   const int32_t packed_rows = p.packed == nullptr ? 0 : p.g.groups * p.g.m_tiles * rows;
   const auto block = static_cast<int32_t>(blockIdx.x);
   if (block < packed_rows) {
-    pack_row(p, block / rows, block % rows);
+    pack_row(p, by, block / rows, block % rows);
     return;
   }
   // A word to clear, or a channel.
@@ -127,7 +146,7 @@ Status prepare(const PrepareParams& params, void* stream) noexcept {
   if (params.cleared != nullptr) blocks += ceil_div(params.cleared_words, kThreads);
   if (blocks == 0) return {};
   return launch(&prepare_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream,
-                params);
+                params, Divisors(g));
 }
 
 }  // namespace cutfuse::conv::shift

@@ -29,7 +29,7 @@ struct Shared {
     table = patches + kGroups * g.patch_bytes();
     slots = table + g.slabs() * kSlab * 2;
     control = slots + gemm::kSlots<PatchCoordinates<kN>> * kN * 4;
-    total = control + 8 * (kGroups + 1) + 16 * kGroups;
+    total = control + 8 * (kGroups + 1) + 32 * kGroups;
   }
 };
 
@@ -46,49 +46,37 @@ CUTLASS_DEVICE void write_table(const Geometry& g, uint16_t* table) {
   }
 }
 
-/// As fmaxf(), but not a number if one is not.
-CUTLASS_DEVICE float larger(float a, float b) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-  return larger;
+/// By a warpgroup, with a word of shared memory for each of its warps.
+CUTLASS_DEVICE uint32_t largest_of_all(uint32_t largest, int group, uint32_t* words) {
+  const uint32_t of_warp = __reduce_max_sync(0xffffffffu, largest);
+  if (threadIdx.x % 32 == 0) words[threadIdx.x % 128 / 32] = of_warp;
+  sync_threads(1 + group, 128);
+  return max(max(words[0], words[1]), max(words[2], words[3]));
 }
 
-/// Bits of the largest finite magnitude of `count` values, by a warpgroup, with a word of shared
-/// memory for each of its warps.
-CUTLASS_DEVICE uint32_t largest_of(const char* values, int32_t count, int group, uint32_t* words,
-                                   bool* all_finite) {
-  const int thread = threadIdx.x % 128;
-  const auto* fours = reinterpret_cast<const float4*>(values);
-  const auto scan = [&](const auto& magnitude) {
-    float largest = 0.f;
-#pragma unroll 4
-    for (int32_t i = thread; i < count / 4; i += 128) {
-      const float4 four = fours[i];
-      largest = larger(larger(larger(magnitude(four.x), magnitude(four.y)),
-                              larger(magnitude(four.z), magnitude(four.w))),
-                       largest);
-    }
-    const uint32_t bits = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
-    if (thread % 32 == 0) words[thread / 32] = bits;
-    sync_threads(1 + group, 128);
-    return max(max(words[0], words[1]), max(words[2], words[3]));
-  };
-  const uint32_t bits = scan([](float value) { return fabsf(value); });
-  *all_finite = bits < 0x7f800000u;
-  if (*all_finite) return bits;
-  sync_threads(1 + group, 128);  // all have read the words
-  return scan([](float value) { return fabsf(value) < INFINITY ? fabsf(value) : 0.f; });
+/// Bits of the largest finite magnitude of `count` values.
+CUTLASS_DEVICE uint32_t largest_finite(const char* values, int32_t count, int group,
+                                       uint32_t* words) {
+  const auto* each = reinterpret_cast<const float*>(values);
+  float largest = 0.f;
+  for (int32_t i = threadIdx.x % 128; i < count; i += 128) {
+    const float magnitude = fabsf(each[i]);
+    if (magnitude < INFINITY) largest = fmaxf(largest, magnitude);
+  }
+  return largest_of_all(__float_as_uint(largest), group, words);
 }
 
 /// A warpgroup's walk over its tiles.
 template <int kN, int kPlanes>
 class Walk {
+  static constexpr uint32_t kInfinity = 0x7c00;  // as fp16
+
  public:
   CUTLASS_DEVICE Walk(const Params& p, const Shared<kN, kPlanes>& at, char* shared)
       : p_(p), group_(__shfl_sync(0xffffffffu, threadIdx.x / 128, 0)) {
     patch_ = shared + at.patches + group_ * p.g.patch_bytes();
     full_ = reinterpret_cast<uint64_t*>(shared + at.control) + group_;
-    words_ = reinterpret_cast<uint32_t*>(shared + at.control + 8 * (kGroups + 1)) + 4 * group_;
+    words_ = reinterpret_cast<uint32_t*>(shared + at.control + 8 * (kGroups + 1)) + 8 * group_;
     tile_ = p.g.position(int32_t(blockIdx.x) * kGroups + group_);
   }
 
@@ -129,11 +117,8 @@ class Walk {
     for (uint32_t phase = 0; tile_.image < g.batch; phase ^= 1) {
       float sum[kN / 2];
       Barrier::wait(full_, phase);
-      bool finite;
-      const uint32_t bits = largest_of(patch_, g.patch_values(), group_, words_, &finite);
-      // 2^-exponent, normal as its inverse is, puts it in [2^14, 2^15).
-      const int exponent = static_cast<int>(max(bits >> 23, 15u)) - 141;
-      Multiplier<kN, kPlanes> multiplier(pixels, power_of_two(-exponent), weights, g.terms);
+      __syncwarp();  // so that the compiler knows the warp to be whole: descriptors are uniform
+      Multiplier<kN, kPlanes> multiplier(pixels, power_of_two(-exponent_), weights, g.terms);
       // Of short sums, the truncation of single instructions shows.
       if constexpr (kPlanes == 1) {
         multiplier.template run<64>(1.f, sum);
@@ -144,18 +129,40 @@ class Walk {
       } else {
         multiplier.template run<64>(p_.promotion, sum);
       }
+      // All have read the patch then. Words are taken in turn: none is written while it is read.
+      uint32_t largest = largest_of_all(multiplier.largest(), group_, words_ + 4 * phase);
+      if (!fits(largest)) largest = multiply_again(pixels, weights, phase, sum);
       const Position tile = tile_;
       go_on();
-      sync_threads(1 + group_, 128);  // all have read the patch
       load();
       at.image = tile.image;
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < 2; ++r) at.inside[r] = find(tile, row + 8 * r, &at.pixel[r]);
-      finish<kN>(p_, columns_plain && finite, -exponent, sum, at);
+      finish<kN>(p_, columns_plain && largest < kInfinity, -exponent_, sum, at);
     }
   }
 
  private:
+  /// Measures the patch and multiplies it with a scale that suits it. Returns the largest
+  /// magnitude.
+  CUTLASS_DEVICE uint32_t multiply_again(const Pixels& pixels, uint32_t weights, uint32_t phase,
+                                         float (&sum)[kN / 2]) {
+    const uint32_t bits =
+        largest_finite(patch_, p_.g.patch_values(), group_, words_ + 4 * (phase ^ 1));
+    // 2^-exponent, normal as its inverse is, puts it in [2^13, 2^14).
+    if (bits != 0) exponent_ = static_cast<int>(max(bits >> 23, 14u)) - 140;
+    Multiplier<kN, kPlanes> multiplier(pixels, power_of_two(-exponent_), weights, p_.g.terms);
+    multiplier.template run<kPlanes == 2 ? 16 : 64>(1.f, sum);
+    return largest_of_all(multiplier.largest(), group_, words_ + 4 * phase);
+  }
+
+  /// Whether a largest magnitude is below infinity and above what keeps small values apart from
+  /// zero.
+  CUTLASS_DEVICE bool fits(uint32_t largest) const {
+    constexpr uint32_t kLowest = kPlanes == 2 ? 0x5c00 : 0x4c00;  // 256, 16
+    return largest < kInfinity && (largest >= kLowest || exponent_ == -126);
+  }
+
   /// Warpgroups that begin together stay in step, and multiply and store at the same times: of many
   /// tiles that is 2 % slower (founding conv2d at ieee; H200).
   CUTLASS_DEVICE void begin_apart() const {
@@ -218,6 +225,7 @@ class Walk {
   uint64_t* full_;
   uint32_t* words_;
   Position tile_;
+  int exponent_ = kPlanes == 2 ? -10 : -7;  // at first, of largest ones from 0.25, 0.125 on
 };
 
 template <int kN, int kPlanes>

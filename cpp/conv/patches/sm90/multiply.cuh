@@ -85,7 +85,8 @@ template <int kPlanes>
 struct Planes {
   uint32_t of[kPlanes][kSteps][4];  // high halves, low ones
 
-  CUTLASS_DEVICE void split(const float (&x)[kSteps][8], float scale) {
+  /// Raises `largest` to the largest magnitudes of the first plane, or to what is not a number.
+  CUTLASS_DEVICE void split(const float (&x)[kSteps][8], float scale, __half2& largest) {
     CUTLASS_PRAGMA_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       CUTLASS_PRAGMA_UNROLL
@@ -95,6 +96,7 @@ struct Planes {
         const float b = x[step][4 * of_eight + 2 + r] * scale;
         const __half2 pair = __floats2half2_rn(a, b);
         of[0][step][i] = *reinterpret_cast<const uint32_t*>(&pair);
+        largest = __hmax2_nan(largest, __habs2(pair));
         if constexpr (kPlanes == 2) {
           const float2 rounded = __half22float2(pair);
           const __half2 rest = __floats2half2_rn(a - rounded.x, b - rounded.y);
@@ -143,6 +145,12 @@ class Multiplier {
     if constexpr (kPlanes == 1) copy(partial_, sum);
   }
 
+  /// Bits of this thread's largest magnitude of x * scale, as fp16.
+  CUTLASS_DEVICE uint32_t largest() const {
+    const auto bits = *reinterpret_cast<const uint32_t*>(&largest_);
+    return max(bits & 0xffff, bits >> 16);
+  }
+
  private:
   using Product = Instruction<kN>;
   static constexpr uint32_t kPlaneBytes = kN * kRowBytes;
@@ -151,6 +159,7 @@ class Multiplier {
   float scale_;
   uint32_t weights_;
   int chunks_;
+  __half2 largest_ = __float2half2_rn(0.f);
   int2 far_[kSteps];  // of the chunk that is filled next
   float partial_[kN / 2];
 
@@ -170,7 +179,7 @@ class Multiplier {
     float x[kSteps][8];
     pixels_.load(far_, x);
     pixels_.look_up(min(chunk + 1, chunks_ - 1), far_);
-    a.split(x, scale_);
+    a.split(x, scale_, largest_);
   }
 
   /// Begins to multiply kOnce steps from `first` on, which are added to partial_ unless `anew`.
