@@ -12,7 +12,7 @@ import pytest
 from pycutfuse import _console
 from pycutfuse.testing.repro import Outcome, cli, runner
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-founding.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-conv.json"
 INFO = ("-m", "pycutfuse", "info")
 
 

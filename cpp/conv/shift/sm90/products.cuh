@@ -206,7 +206,7 @@ class Products {
                                         const Meanwhile& meanwhile) {
     const int32_t count = p_.chunk_steps[0];
     Steps steps = steps_of(0, count, patch, m_block);
-    // So that the compiler knows it to be the same in all lanes, as descriptors are: 4 % of batch
+    // So that the compiler knows it to be the same in all lanes, as descriptors are: 3 % of batch
     // norm's convolution at ieee in training (H200).
     __syncwarp();
     steps.patch = __shfl_sync(0xffffffffu, steps.patch, 0);
