@@ -40,6 +40,8 @@ def freeze(module: nn.Module) -> nn.Module:
         If a module is in training mode, or a CUDA graph is being captured.
     ValueError
         If there is no pycutfuse module in `module`.
+    TypeError
+        If `module` is no module.
 
     Examples
     --------

@@ -236,8 +236,10 @@ Status check_policy(const GemmProblem& problem, const GemmPolicy& policy) noexce
                 "%s does not multiply %s: promote_k is 0 except at ieee, and the element is the "
                 "tensors' or the planes'",
                 to_string(policy).c_str(), to_string(problem).c_str());
-  CUTFUSE_CHECK(policy.split_k >= 1 && policy.swizzle >= 1, Code::kInvalidValue,
-                "%s: split_k and swizzle must be at least 1", to_string(policy).c_str());
+  constexpr int32_t kMost = 1024;  // of either; grids have 32-bit sizes
+  const auto fits = [](int32_t number) { return number >= 1 && number <= kMost; };
+  CUTFUSE_CHECK(fits(policy.split_k) && fits(policy.swizzle), Code::kInvalidValue,
+                "%s: split_k and swizzle must be from 1 to %d", to_string(policy).c_str(), kMost);
   return {};
 } catch (const std::bad_alloc&) {
   return error(Code::kOutOfMemory, "no host memory to say why");

@@ -178,9 +178,15 @@ def check_source(kind: str, module: nn.Module, expected: type[nn.Module], name: 
         )
 
 
+def _fused_in(module: nn.Module, who: str) -> list[FusedModule]:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{who}: a {type(module).__name__}; it must be a torch.nn.Module")
+    return [child for child in module.modules() if isinstance(child, FusedModule)]
+
+
 def freeze(module: nn.Module) -> None:
     """Freeze every fused module inside `module`. See `pycutfuse.freeze`."""
-    found = [child for child in module.modules() if isinstance(child, FusedModule)]
+    found = _fused_in(module, "freeze")
     if not found:
         raise ValueError(
             f"{type(module).__name__} has no pycutfuse module to freeze; replace its layers with "
@@ -194,6 +200,5 @@ def freeze(module: nn.Module) -> None:
 
 def unfreeze(module: nn.Module) -> None:
     """Drop the planes of every fused module inside `module`."""
-    for child in module.modules():
-        if isinstance(child, FusedModule):
-            child.unfreeze()
+    for child in _fused_in(module, "unfreeze"):
+        child.unfreeze()

@@ -224,6 +224,17 @@ def test_a_policy_of_nothing_is_refused(tail: int) -> None:
             _C.make_plan(problem, device, skinny)
 
 
+@pytest.mark.parametrize("name", ["swizzle", "split_k"])
+@pytest.mark.parametrize("number", [0, -1, 1025, 2**31 - 1])
+def test_numbers_of_a_policy_have_bounds(name: str, number: int) -> None:
+    nothing = _C.Program([], [])
+    problem = _C.FusedProblem(1024, 1024, 1024, nothing, 0, nothing, 0, 0)
+    policy = _C.make_plan(problem, _C.DeviceProps()).policy
+    setattr(policy, name, number)
+    with pytest.raises(ValueError, match="must be from 1 to 1024"):
+        _C.make_plan(problem, _C.DeviceProps(), policy)
+
+
 def test_what_passes_over_the_result_cannot_take_is_refused_before() -> None:
     nothing, columns = _C.Program([], []), 65535 * 128
     for m, tail in ((256, 1), (8, 0)):

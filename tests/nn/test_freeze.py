@@ -41,6 +41,12 @@ def test_training_mode_is_refused(device: torch.device) -> None:
         assert not layer.frozen
 
 
+def test_what_is_no_module_is_refused() -> None:
+    for change in (pcf.freeze, pcf.unfreeze):
+        with pytest.raises(TypeError, match=r"a str; it must be a torch\.nn\.Module"):
+            change("layer")  # type: ignore[arg-type]
+
+
 def test_on_the_cpu_nothing_is_frozen() -> None:
     for layer in layers(torch.device("cpu")).values():
         before = layer(batch("cpu"))
