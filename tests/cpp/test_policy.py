@@ -231,7 +231,7 @@ def test_numbers_of_a_policy_have_bounds(name: str, number: int) -> None:
     problem = _C.FusedProblem(1024, 1024, 1024, nothing, 0, nothing, 0, 0)
     policy = _C.make_plan(problem, _C.DeviceProps()).policy
     setattr(policy, name, number)
-    with pytest.raises(ValueError, match="must be from 1 to 1024"):
+    with pytest.raises((ValueError, NotImplementedError), match=r"must be (from|at least) 1"):
         _C.make_plan(problem, _C.DeviceProps(), policy)
 
 
