@@ -28,6 +28,14 @@ def number(text: str, kind: type[Kind]) -> Kind:
         raise argparse.ArgumentTypeError(f"{text!r} is no {kind.__name__}") from None
 
 
+def positive(text: str) -> int:
+    """The integer of an option, at least 1."""
+    value = number(text, int)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
 def why_no_file(path: Path) -> str | None:
     """Why `path` cannot be written, or None: to be known before the work whose result goes there.
 

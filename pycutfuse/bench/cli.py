@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pycutfuse._console import number, why_no_file
+from pycutfuse._console import number, positive, why_no_file
 
 if TYPE_CHECKING:
     from pycutfuse.bench.results import Run
@@ -105,7 +105,7 @@ def _add_verify(subparsers: Any) -> None:
     verify.add_argument("--seed", type=_seed, default=0, help="of parameters and data (default: 0)")
     verify.add_argument(
         "--batch",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="cut the inputs' leading dimension to N (default: uncut on a GPU; on the "
         "CPU 256, or as many as have 2^20 elements)",
@@ -281,13 +281,6 @@ def _measure(plan: Plan, keep: Callable[[Run], None]) -> Run:
     from pycutfuse.bench import session
 
     return session.measure(plan, keep)
-
-
-def _positive(text: str) -> int:
-    value = number(text, int)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
 
 
 def _seed(text: str) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pycutfuse._console import INTERRUPTED, guarded, number, progress, why_no_file
+from pycutfuse._console import INTERRUPTED, guarded, number, positive, progress, why_no_file
 from pycutfuse.testing.repro import FAILURES, FAMILIES, Outcome, source
 from pycutfuse.testing.repro.runner import DEVICES, LIMITS, ChildFailedError, Job, Totals, run_range
 
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--family", choices=tuple(FAMILIES), default="linear", help="operators")
     parser.add_argument("--seed", type=_natural, required=True, metavar="N", help="first seed")
-    parser.add_argument("--count", type=_positive, metavar="M", help="run seeds N ... N+M-1")
+    parser.add_argument("--count", type=positive, metavar="M", help="run seeds N ... N+M-1")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts to this file")
     parser.add_argument("--device", help="cpu or cuda[:N] (default: cuda if there is one)")
     parser.add_argument(
@@ -61,13 +61,6 @@ def _natural(text: str) -> int:
     value = number(text, int)
     if not 0 <= value < SEEDS:
         raise argparse.ArgumentTypeError(f"{value} is not between 0 and {SEEDS - 1}")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = number(text, int)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
 
 
