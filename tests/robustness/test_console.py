@@ -44,13 +44,17 @@ def test_a_reader_that_goes_away_ends_a_command_quietly(closed_pipe, tmp_path):
     assert json.loads(written.read_text())["cases"]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("pycutfuse", "bench", "--list"), ("pycutfuse.bench.mechanisms", "--help")],
-    ids=" ".join,
-)
-def test_what_is_written_at_once_ends_quietly_too(words, closed_pipe):
-    assert command("-m", *words, stdout=closed_pipe, PYTHONUNBUFFERED="1") == (141, "")
+def test_what_is_written_at_once_ends_quietly_too(closed_pipe):
+    listed = ("-m", "pycutfuse", "bench", "--list")
+    assert command(*listed, stdout=closed_pipe, PYTHONUNBUFFERED="1") == (141, "")
+
+
+@pytest.mark.parametrize("module", ["pycutfuse", "pycutfuse.bench.mechanisms"])
+def test_help_that_nobody_reads_ends_quietly(module, closed_pipe):
+    words = ("-m", module, "--help")
+    status, errors = command(*words, stdout=closed_pipe, PYTHONUNBUFFERED="1")
+    assert errors == ""
+    assert status in {0, 141}  # argparse of 3.11.2 fails, that of 3.11.7 ignores it
 
 
 def test_a_full_disk_is_one_line():
