@@ -201,6 +201,8 @@ def hardswish() -> Step:
 def clamp(min: float | None = None, max: float | None = None) -> Step:
     """min(max(v, min), max); a bound that is None does not bound, a NaN stays.
 
+    The gradient at a bound is torch.clamp's: passed on up to torch 2.13, 0 from 2.14 on.
+
     Raises
     ------
     RuntimeError
@@ -212,11 +214,14 @@ def clamp(min: float | None = None, max: float | None = None) -> Step:
         raise RuntimeError("clamp: min and max are both None; give at least one of them")
     low = float("-inf") if min is None else _number("clamp", "min", min)
     high = float("inf") if max is None else _number("clamp", "max", max)
-    return Step("clamp", None, _bounds("clamp", low, high))
+    bounds = _bounds("clamp", low, high)
+    if min is None:  # torch tells one bound from two: their gradients at infinity differ
+        return Step("minimum", None, (high, 0.0))
+    return Step("clamp", None, bounds) if max is not None else Step("maximum", None, (low, 0.0))
 
 
 def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Step:
-    """min(max(v, min_val), max_val). As in torch its gradient is 0 at the bounds; clamp's is 1.
+    """min(max(v, min_val), max_val). As in torch its gradient is 0 at the bounds.
 
     Raises
     ------

@@ -47,8 +47,8 @@ float softplus_grad(float v, float beta, float threshold) {
   return t < 0.f ? e / (1.f + e) : 1.f / (1.f + e);
 }
 
-// Gradient of a unary step's input; at the bounds of clamp, minimum and maximum torch.clamp passes
-// it on.
+// Gradient of a unary step's input; at the bounds of clamp, minimum and maximum it is passed on, as
+// torch.clamp did up to 2.13.
 float unary_grad(const Step& step, float v, float grad) {
   const float a = step.constants[0];
   const float b = step.constants[1];

@@ -31,7 +31,7 @@ enum class Op : int32_t {
   kMish = 13,       ///< v * tanh(log(1 + exp(v)))
   kHardswish = 14,  ///< v * min(max(v + 3, 0), 6) / 6
   kClamp = 15,      ///< min(max(v, constants[0]), constants[1]), NaN propagates; hardtanh has
-                    ///< the same values, but gradient 0 at the bounds, where clamp's is 1
+                    ///< the same values, but gradient 0 at the bounds
   kSoftplus = 16,   ///< c0 * v > c1 ? v : log(1 + exp(c0 * v)) / c0, with c0 = beta, c1 = threshold
 };
 inline constexpr int32_t kOpCount = 17;
@@ -86,7 +86,7 @@ CUTFUSE_API float run(const Program& program, float value, const float* operands
 
 /// Vector-Jacobian product on the host for one value: given the gradient `grad` of the program's
 /// result, returns the gradient of `value` and adds to operand_grads[i] that of operand i
-/// (operand_grads may be null). Conventions at kinks are torch's.
+/// (operand_grads may be null). At kinks it is torch 2.13's: a bound passes the gradient on.
 CUTFUSE_API float vjp(const Program& program, float value, const float* operands, float grad,
                       float* operand_grads) noexcept;
 

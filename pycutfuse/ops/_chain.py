@@ -210,11 +210,11 @@ def run(call: Call, memo: ChainMemo | None = None) -> Tensor:
         if tier != "torch":
             find: Any = _chain_launch.cached if memo is None else memo.find
             key = (first.program, tier, _chain_launch.TAIL, second.program)
-            found = find(call.tensors, *key)
+            found = find(_chain_launch.tensors(call), *key)
             records = (
                 found is not None
                 and torch.is_grad_enabled()
-                and _gate.any_requires_grad(x, first.weight, call.differentiable)
+                and _gate.any_requires_grad(x, first.weight, _chain_launch.differentiable(call))
             )
             if not records and _handover.is_handed_over(NAME, found, x, tier):
                 return _chain(call)
@@ -224,7 +224,8 @@ def run(call: Call, memo: ChainMemo | None = None) -> Tensor:
         reason = why_reference(call)
         if reason is not None:
             return _by_chain(call, reason)
-    if torch.is_grad_enabled() and _gate.any_requires_grad(x, first.weight, call.differentiable):
+    others = _chain_launch.differentiable(call)
+    if torch.is_grad_enabled() and _gate.any_requires_grad(x, first.weight, others):
         function: Any = ChainFunction
         apply = function.apply if recipe is None else _apply
         recorded: Tensor = apply(
@@ -246,7 +247,7 @@ def run(call: Call, memo: ChainMemo | None = None) -> Tensor:
         return recorded
     if recipe is not None:
         return _chain_launch.launch(recipe, call)
-    out: Tensor = _forward_op(*call.flat())
+    out: Tensor = _forward_op(*_chain_launch.flat(call))
     return out
 
 

@@ -43,24 +43,28 @@ class Call(NamedTuple):
     second: Layer
     precision: str
 
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """What a plan depends on."""
-        first, second = self.first, self.second
-        own = (self.x, first.weight, first.planes, *first.operands)
-        return (*own, second.weight, second.planes, *second.operands)
 
-    @property
-    def differentiable(self) -> tuple[Tensor, ...]:
-        """All tensors besides x and the first weight, in the order of the gradients."""
-        return (*self.first.operands, self.second.weight, *self.second.operands)
+# Functions and no properties or methods: torch.compile knows those of a named tuple from 2.11 on.
 
-    def flat(self) -> tuple[Any, ...]:
-        """In the order of the schema."""
-        parts: list[Any] = [self.x]
-        for weight, planes, words, program, operands in (self.first, self.second):
-            parts += (weight, planes, words, program.codes, program.constants, operands)
-        return (*parts, self.precision)
+
+def tensors(call: Call) -> tuple[Tensor | None, ...]:
+    """What a plan depends on."""
+    first, second = call.first, call.second
+    own = (call.x, first.weight, first.planes, *first.operands)
+    return (*own, second.weight, second.planes, *second.operands)
+
+
+def differentiable(call: Call) -> tuple[Tensor, ...]:
+    """All tensors besides x and the first weight, in the order of the gradients."""
+    return (*call.first.operands, call.second.weight, *call.second.operands)
+
+
+def flat(call: Call) -> tuple[Any, ...]:
+    """In the order of the schema."""
+    parts: list[Any] = [call.x]
+    for weight, planes, words, program, operands in (call.first, call.second):
+        parts += (weight, planes, words, program.codes, program.constants, operands)
+    return (*parts, call.precision)
 
 
 def _layer(
@@ -70,7 +74,7 @@ def _layer(
 
 
 def of_flat(arguments: Sequence[Any]) -> Call:
-    """`Call.flat` undone."""
+    """`flat` undone."""
     first, second = _layer(*arguments[1:7]), _layer(*arguments[7:13])
     return Call(arguments[0], first, second, arguments[13])
 
@@ -188,7 +192,7 @@ def cached(
 ) -> Recipe | _launch.Refusal | None:
     """What was decided of a call like this one; see `_launch.cached`.
 
-    `tensors` are `Call.tensors`, `program` and `after` the programs of both layers.
+    `tensors` are those of `tensors`, `program` and `after` the programs of both layers.
     """
     try:
         return _recipes.get(_key(tensors, program, tier, tail, after))
@@ -198,13 +202,13 @@ def cached(
 
 def lookup(call: Call, tier: str) -> Recipe | _launch.Refusal:
     """`decide`, remembered by the call's metadata."""
-    tensors = call.tensors
-    key = _key(tensors, call.first.program, tier, TAIL, call.second.program)
+    given = tensors(call)
+    key = _key(given, call.first.program, tier, TAIL, call.second.program)
     found = _recipes.get(key)
     if found is not None:
         return found
     made = decide(call, tier)
-    if _gate.is_plain(tensors):
+    if _gate.is_plain(given):
         with _lock:
             if len(_recipes) >= MAX_RECIPES:
                 _recipes.clear()

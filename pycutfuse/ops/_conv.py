@@ -71,7 +71,7 @@ def is_handed_over(found: object, call: Call, tier: str) -> bool:
         return False
     if call.x.dtype is torch.float32 and config.torch_conv_tier() != tier:
         return False  # the chain would run at torch's tier
-    config.count_handover(call.name, found.reason)
+    config.count_handover(_conv_call.operator_name(call), found.reason)
     return True
 
 
@@ -79,7 +79,7 @@ def autocasts(
     call: Call, convert: Callable[[Tensor, torch.dtype], Tensor] = Tensor.to
 ) -> tuple[Call, str | None]:
     """The call as autocast casts it, or why its result needs the plain chain."""
-    reason = _gate.why_not_autocast(call.program, call.after)
+    reason = _gate.why_not_autocast(call.program, _conv_call.after(call))
     if reason is not None:
         return call, reason
     biased = Encoded(biased=call.bias is not None)
@@ -93,7 +93,7 @@ def refuse(call: Call, reason: str) -> Tensor:
     """Run the plain chain of a call that no kernel takes; it is checked first."""
     _conv_call.check_dtypes(call)
     _conv_call.check(call)
-    config.report_fallback(call.name, reason)
+    config.report_fallback(_conv_call.operator_name(call), reason)
     return _conv_call.by_chain(call)
 
 

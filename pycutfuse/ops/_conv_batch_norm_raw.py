@@ -54,7 +54,7 @@ def _by_torch(call: Call) -> tuple[Tensor, Tensor]:
     else:
         # What F.batch_norm calls, with the moments that it saves for its backward.
         numbers = (norm.training, factor, norm.eps, torch.backends.cudnn.enabled)
-        y, mean, invstd, *_ = _torch._batch_norm_impl_index(z, *norm.statistics[:4], *numbers)
+        y, mean, invstd, *_ = _torch._batch_norm_impl_index(z, *norm[:4], *numbers)
         if norm.training:
             save[0], save[1] = mean, invstd
     y = reference.apply_program(y, norm.after.codes, norm.after.constants, norm.operands)

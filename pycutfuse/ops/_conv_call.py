@@ -32,11 +32,6 @@ class Norm(NamedTuple):
     after: Encoded
     operands: Sequence[Tensor]
 
-    @property
-    def statistics(self) -> tuple[Tensor | None, ...]:
-        """weight, bias, running_mean, running_var and num_batches_tracked."""
-        return self[:5]
-
 
 class Call(NamedTuple):
     """Arguments of one call. The program does not hold the bias, which torch's function takes."""
@@ -51,32 +46,41 @@ class Call(NamedTuple):
     precision: str
     norm: Norm | None = None
 
-    @property
-    def name(self) -> str:
-        """Of the operator."""
-        return operator_of(self.geometry) if self.norm is None else BATCH_NORM
 
-    @property
-    def tail(self) -> str:
-        """As `pycutfuse.support.ConvProblem` names it."""
-        if self.norm is None:
-            return "none"
-        return "batch_norm_train" if self.norm.training else "batch_norm_eval"
+# Functions and no properties: torch.compile reads those of a named tuple from torch 2.11 on.
 
-    @property
-    def after(self) -> Encoded:
-        """The program after the tail."""
-        return EMPTY if self.norm is None else self.norm.after
 
-    @property
-    def after_operands(self) -> Sequence[Tensor]:
-        """Operands of `after`."""
-        return () if self.norm is None else self.norm.operands
+def operator_name(call: Call) -> str:
+    """Of the operator that is called."""
+    return operator_of(call.geometry) if call.norm is None else BATCH_NORM
 
-    @property
-    def statistics(self) -> tuple[Tensor | None, ...]:
-        """Of the batch norm."""
-        return () if self.norm is None else self.norm.statistics
+
+def tail(call: Call) -> str:
+    """As `pycutfuse.support.ConvProblem` names it."""
+    if call.norm is None:
+        return "none"
+    return "batch_norm_train" if call.norm.training else "batch_norm_eval"
+
+
+def after(call: Call) -> Encoded:
+    """The program after the tail."""
+    return EMPTY if call.norm is None else call.norm.after
+
+
+def after_operands(call: Call) -> Sequence[Tensor]:
+    """Operands of `after`."""
+    return () if call.norm is None else call.norm.operands
+
+
+def statistics(norm: Norm | None) -> tuple[Tensor | None, ...]:
+    """weight, bias, running_mean, running_var and num_batches_tracked, if there is a batch norm."""
+    return () if norm is None else norm[:5]
+
+
+def tensors(call: Call) -> list[Tensor | None]:
+    """All of a call's, in the order in which caches take their metadata."""
+    given = [*call[:4], *call.operands]
+    return given if call.norm is None else [*given, *call.norm[:5], *call.norm.operands]
 
 
 def with_bias(program: Encoded) -> Encoded:
@@ -89,7 +93,7 @@ def with_bias(program: Encoded) -> Encoded:
 
 def check_dtypes(call: Call) -> None:
     """Raise RuntimeError, as torch, for mixed dtypes outside autocast."""
-    _gate.check_dtypes(call.x, call.weight, call.bias, call.name)
+    _gate.check_dtypes(call.x, call.weight, call.bias, operator_name(call))
 
 
 def check(call: Call) -> tuple[int, ...]:
@@ -116,7 +120,7 @@ def _check_norm(shape: tuple[int, ...], norm: Norm) -> None:
             "give both or training=True"
         )
     names = ("bn_weight", "bn_bias", "running_mean", "running_var")
-    for name, tensor in zip(names, norm.statistics[:4], strict=True):
+    for name, tensor in zip(names, statistics(norm)[:4], strict=True):
         if tensor is not None and (tensor.dim() != 1 or tensor.shape[0] != shape[1]):
             raise RuntimeError(
                 f"{BATCH_NORM}: {name} should contain {shape[1]} elements (output channels) but "
@@ -136,8 +140,8 @@ def check_one_value(shape: Sequence[int], training: bool) -> None:
 def why_reference(call: Call) -> str | None:
     """As `_gate.why_reference`."""
     own = () if call.bias is None else (call.bias,)
-    operands = (*own, *call.operands, *call.after_operands)
-    reason = _gate.why_reference(call.x, call.weight, operands, call.statistics, 4)
+    operands = (*own, *call.operands, *after_operands(call))
+    reason = _gate.why_reference(call.x, call.weight, operands, statistics(call.norm), 4)
     if reason is None and (0 in call.x.shape[-3:] or 0 in call.weight.shape):
         return "no channels or no pixels"
     return reason
@@ -147,7 +151,7 @@ def is_recorded(call: Call) -> bool:
     """Whether autograd must record the call."""
     if not torch.is_grad_enabled():
         return False
-    own = (call.bias, *call.operands, *call.after_operands, *call.statistics[:2])
+    own = (call.bias, *call.operands, *after_operands(call), *statistics(call.norm)[:2])
     return _gate.any_requires_grad(call.x, call.weight, own)
 
 
@@ -170,7 +174,7 @@ def by_chain(call: Call) -> Tensor:
     return reference.conv2d_batch_norm(
         *head,
         *program,
-        norm.statistics,
+        statistics(norm),
         norm.training,
         norm.momentum,
         norm.eps,

@@ -64,8 +64,8 @@ def _problem(call: Call, shape: tuple[int, ...], tier: str, channels_last: bool)
             *shape[-2:],
             geometry.transposed,
             program,
-            call.tail,
-            call.after,
+            _conv_call.tail(call),
+            _conv_call.after(call),
             tier if dtype is torch.float32 else "ieee",
             dtype,
             False,  # packed
@@ -88,8 +88,8 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
     shape = _conv_call.check(call)
     x, weight, bias = call[:3]
     own = () if bias is None else (bias,)
-    everything = (*own, *call.operands, *call.after_operands)
-    reason = _launch._check_tensors(x, weight, everything, call.statistics)
+    everything = (*own, *call.operands, *_conv_call.after_operands(call))
+    reason = _launch._check_tensors(x, weight, everything, _conv_call.statistics(call.norm))
     reason = reason or support.device_problem(x.get_device()) or support.conv_missing()
     if reason is not None:
         return Refusal(reason, True)
@@ -116,13 +116,13 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
     lay_out = _conv_layout.by_any_planes if direct else _conv_layout.by_planes
     lay_out = _conv_layout.by_pixels if by_pixels else lay_out
     inner = lay_out(bias, call.operands, shape, channels_last)
-    outer = lay_out(None, call.after_operands, shape, channels_last)
+    outer = lay_out(None, _conv_call.after_operands(call), shape, channels_last)
     for found in (inner, outer):
         if isinstance(found, str):
             return Refusal(found, True)
     assert isinstance(inner, Operands)
     assert isinstance(outer, Operands)
-    moment_bytes = 8 * problem.out_channels if call.tail == "batch_norm_train" else 0
+    moment_bytes = 8 * problem.out_channels if _conv_call.tail(call) == "batch_norm_train" else 0
     return ConvRecipe(
         problem,
         plan,
@@ -137,7 +137,7 @@ def decide(call: Call, tier: str) -> ConvRecipe | Refusal:
         (weight if call.snapshot is None else call.snapshot).stride(),
         inner,
         outer,
-        _launch._norm_dtypes(call.statistics),
+        _launch._norm_dtypes(_conv_call.statistics(call.norm)),
         by_pixels,
         source == 2 or (product and problem.pixel_stride > 0 and x.dtype is not torch.float32),
     )
@@ -204,9 +204,10 @@ def _facts(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _key(call: Call, tier: str) -> tuple[Any, ...]:
-    tensors = (*call[:4], *call.operands, *call.statistics, *call.after_operands)
+    tensors = _conv_call.tensors(call)
     facts = [None if tensor is None else _facts(tensor) for tensor in tensors]
-    return tier, call.tail, call.geometry, call.program.key, call.after.key, *facts
+    programs = (call.program.key, _conv_call.after(call).key)
+    return tier, _conv_call.tail(call), call.geometry, *programs, *facts
 
 
 def cached(call: Call, tier: str) -> ConvRecipe | Refusal | None:
@@ -225,8 +226,7 @@ def lookup(call: Call, tier: str) -> ConvRecipe | Refusal:
     if found is not None:
         return found
     made = decide(call, tier)
-    tensors = (*call[:4], *call.operands, *call.statistics, *call.after_operands)
-    if _gate.is_plain(tensors):
+    if _gate.is_plain(_conv_call.tensors(call)):
         with _lock:
             if len(_recipes) >= MAX_RECIPES:
                 _recipes.clear()
@@ -318,7 +318,7 @@ def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor
         if plan is not None and packed is None:
             recipe = _unpacked(recipe)
     operands = call.operands if call.bias is None else (call.bias, *call.operands)
-    after_operands, norm = call.after_operands, call.norm
+    after_operands, norm = _conv_call.after_operands(call), call.norm
     # Copies are kept by the names they replace until the launch is queued.
     if recipe.copies_x:
         x = x.contiguous()
@@ -338,7 +338,7 @@ def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor
         )
     numbers, momentum, eps = None, 0.0, 0.0
     if norm is not None:
-        numbers = _norm_numbers(recipe, norm.statistics, save, workspace_at)
+        numbers = _norm_numbers(recipe, _conv_call.statistics(norm), save, workspace_at)
         momentum, eps = norm.momentum, norm.eps
     try:
         recipe.run(

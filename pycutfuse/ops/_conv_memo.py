@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from pycutfuse.geometry import Geometry
 from pycutfuse.ops import _conv_launch, _launch
-from pycutfuse.ops._conv_call import Call
+from pycutfuse.ops._conv_call import Call, tensors
 from pycutfuse.ops._conv_launch import ConvRecipe
 from pycutfuse.ops._launch import Refusal
 from pycutfuse.ops._memo import ABSENT, Memo, _Check, guard, present
@@ -22,12 +22,6 @@ class _Entry(NamedTuple):
     absent: tuple[int, ...]
     generation: object
     check: _Check
-
-
-def _tensors(call: Call) -> list[Any]:
-    if call.norm is None:
-        return [*call[:4], *call.operands]
-    return [*call[:4], *call.operands, *call.norm[:5], *call.norm.operands]
 
 
 class ConvMemo:
@@ -55,7 +49,7 @@ class ConvMemo:
         norm = call.norm
         if norm is not None and (norm.after is not after or norm.training != training):
             return None
-        given = _tensors(call)
+        given: list[Any] = tensors(call)
         if len(given) != size or its_time is not _launch.generation:
             return None
         for at in absent:
@@ -77,7 +71,7 @@ class ConvMemo:
         if not isinstance(found, ConvRecipe):
             return found
         if found is self._last and Memo.trusted:
-            tensors, norm = _tensors(call), call.norm
+            seen, norm = tensors(call), call.norm
             self._entry = _Entry(
                 found,
                 call.geometry,
@@ -85,10 +79,10 @@ class ConvMemo:
                 None if norm is None else norm.after,
                 None if norm is None else norm.training,
                 tier,
-                len(tensors),
-                tuple(at for at, tensor in enumerate(tensors) if tensor is None),
+                len(seen),
+                tuple(at for at, tensor in enumerate(seen) if tensor is None),
                 generation,
-                guard(present(tensors)),
+                guard(present(seen)),
             )
         self._last = found
         return found

@@ -65,7 +65,7 @@ def _forward_cpu(*arguments: Any) -> Tensor:
     call = of_flat(arguments)
     _conv_call.check_dtypes(call)
     _conv_call.check(call)
-    config.report_fallback(call.name, "cpu tensors")
+    config.report_fallback(_conv_call.operator_name(call), "cpu tensors")
     return by_torch(call)
 
 
@@ -76,11 +76,11 @@ def _forward_cuda(*arguments: Any) -> Tensor:
         found = _conv_launch.lookup(call, tier)
         if isinstance(found, _conv_launch.ConvRecipe):
             return _conv_launch.launch(found, call)
-        report(call.name, found)
+        report(_conv_call.operator_name(call), found)
     else:
         _conv_call.check_dtypes(call)
         _conv_call.check(call)
-        config.count_handover(call.name, HAND_OVER)
+        config.count_handover(_conv_call.operator_name(call), HAND_OVER)
     return by_torch(call)
 
 

@@ -32,8 +32,9 @@ def _program(call: Call) -> str:
     if call.norm is not None:
         statistics = "batch" if call.norm.training else "running statistics"
         parts.append(f"batch_norm ({statistics})")
-    if call.after.codes:
-        parts.append(describe(call.after.codes, call.after.constants))
+    after = _conv_call.after(call)
+    if after.codes:
+        parts.append(describe(after.codes, after.constants))
     return " | ".join(parts)
 
 
@@ -43,7 +44,7 @@ def _empty(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def explain_conv(call: Call) -> Explanation:
     """Explain a call of `pycutfuse.ops._conv.run` or `pycutfuse.ops._conv_batch_norm.run`."""
-    name, reason = call.name, None
+    name, reason = _conv_call.operator_name(call), None
     if _gate.autocasts(call.x):
         call, reason = autocasts(call, _empty)
     with _vjp.without_autocast(call.x) if call.x.is_cuda else nullcontext():
@@ -57,15 +58,16 @@ def explain_conv(call: Call) -> Explanation:
 def of_recipe(call: Call, tier: str, text: str) -> Explanation:
     """Explain what the launcher decides on a call that reaches it."""
     found = _conv_launch.lookup(call, config.resolve_conv_tier(call.precision))
+    name = _conv_call.operator_name(call)
     if isinstance(found, Refusal):
         path = "fallback" if found.fallback else "hand-over"
-        return Explanation(call.name, path, found.reason, tier, text)
+        return Explanation(name, path, found.reason, tier, text)
     stages = tuple(line for line in found.plan.describe().splitlines() if line)
     notes = [PACKED_NOTE] if found.problem.packed else []
     notes += [X_NOTE] if found.copies_x else []
     notes += [COPY_NOTE.format(at) for at in found.operands.copies]
     policy = repr(found.plan.policy)
-    return Explanation(call.name, "fused", None, tier, text, policy, stages, tuple(notes))
+    return Explanation(name, "fused", None, tier, text, policy, stages, tuple(notes))
 
 
 def explain_chain(operator: str, reason: str, x: Tensor, precision: str | None) -> Explanation:

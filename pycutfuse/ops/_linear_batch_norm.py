@@ -62,7 +62,7 @@ class LinearBatchNormFunction(torch.autograd.Function):
             operands[operand_count:],
             precision,
         )
-        out, save = raw.forward(*call.flat())
+        out, save = raw.forward(*raw.flat(call))
         if not training:
             save = running_save(running_mean, running_var, save.dtype)
         ctx.save_for_backward(x, weight, bn_weight, bn_bias, save, *operands)
@@ -110,7 +110,7 @@ def run(call: Call, memo: Memo | None = None) -> Tensor:
             *call.after_operands,
         )
         return recorded
-    out: Tensor = raw.forward(*call.flat())[0]
+    out: Tensor = raw.forward(*raw.flat(call))[0]
     return out
 
 
@@ -139,7 +139,7 @@ def _chain(call: Call) -> Tensor:
         program.codes,
         program.constants,
         call.operands,
-        call.statistics,
+        raw.statistics(call),
         call.training,
         call.momentum,
         call.eps,

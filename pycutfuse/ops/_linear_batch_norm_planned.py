@@ -123,7 +123,7 @@ def record(
     if not call.training:  # the running statistics are saved
         return None
     inner = range(3, 3 + len(call.operands))
-    outer = range(inner.stop + len(call.statistics), len(tensors))
+    outer = range(inner.stop + len(raw.statistics(call)), len(tensors))
     recorded = (0, 1, inner.stop, inner.stop + 1, *inner, *outer)
     return _replay.record(
         module, seen, sources, tensors, *numbers, _apply, _settings(call), recorded

@@ -38,25 +38,24 @@ class Call(NamedTuple):
     after_operands: Sequence[Tensor]
     precision: str
 
-    @property
-    def statistics(self) -> tuple[Tensor | None, ...]:
-        """bn_weight, bn_bias, running_mean, running_var and num_batches_tracked."""
-        return self[6:11]
 
-    @property
-    def differentiable(self) -> tuple[Tensor | None, ...]:
-        """All float tensors besides x and weight."""
-        return (*self.operands, *self.after_operands, *self[6:10])
+# Functions and no properties or methods: torch.compile knows those of a named tuple from 2.11 on.
 
-    def flat(self) -> tuple[Any, ...]:
-        """In the order of the schema."""
-        program, after = self.program, self.after
-        head = (*self[:4], program.codes, program.constants)
-        return (*head, *self[5:14], after.codes, after.constants, *self[15:])
+
+def statistics(call: Call) -> tuple[Tensor | None, ...]:
+    """bn_weight, bn_bias, running_mean, running_var and num_batches_tracked."""
+    return call[6:11]
+
+
+def flat(call: Call) -> tuple[Any, ...]:
+    """In the order of the schema."""
+    program, after = call.program, call.after
+    head = (*call[:4], program.codes, program.constants)
+    return (*head, *call[5:14], after.codes, after.constants, *call[15:])
 
 
 def of_flat(arguments: Sequence[Any]) -> Call:
-    """`Call.flat` undone."""
+    """`flat` undone."""
     program = Encoded(tuple(arguments[4]), tuple(arguments[5]))
     after = Encoded(tuple(arguments[15]), tuple(arguments[16]))
     return Call._make((*arguments[:4], program, *arguments[6:15], after, *arguments[17:]))
@@ -65,7 +64,7 @@ def of_flat(arguments: Sequence[Any]) -> Call:
 def check(call: Call) -> tuple[int, int]:
     """Raise, as torch, if the call is invalid; else the shape of its result. Changes nothing."""
     _gate.check_linear(call.x, call.weight)
-    _gate.check_batch_norm(call.x, call.weight, call.statistics[:4], call.training)
+    _gate.check_batch_norm(call.x, call.weight, call[6:10], call.training)
     out_shape = (call.x.shape[0], call.weight.shape[0])
     _gate.check_operands(out_shape, call.operands, "program")
     _gate.check_operands(out_shape, call.after_operands, "program after the tail")
@@ -75,7 +74,7 @@ def check(call: Call) -> tuple[int, int]:
 def why_reference(call: Call) -> str | None:
     """As `_gate.why_reference`."""
     operands = (*call.operands, *call.after_operands)
-    return _gate.why_reference(call.x, call.weight, operands, call.statistics)
+    return _gate.why_reference(call.x, call.weight, operands, statistics(call))
 
 
 def _moments(dtype: torch.dtype) -> torch.dtype:
@@ -95,7 +94,7 @@ def _by_torch(call: Call) -> tuple[Tensor, Tensor]:
         y = z.clone()
     else:
         numbers = (training, factor, call.eps)
-        y, mean, invstd = torch.ops.aten.native_batch_norm(z, *call.statistics[:4], *numbers)
+        y, mean, invstd = torch.ops.aten.native_batch_norm(z, *call[6:10], *numbers)
         if training:
             save[0], save[1] = mean, invstd
     y = reference.apply_program(y, after.codes, after.constants, call.after_operands)
@@ -118,7 +117,7 @@ def lookup(call: Call, tier: str) -> _launch.Recipe | _launch.Refusal:
     check(call)
     tail = TAILS[call.training]
     head = (*call[:3], call.program, call.operands)
-    return _launch.lookup(*head, tier, tail, call.statistics, call.after, call.after_operands)
+    return _launch.lookup(*head, tier, tail, statistics(call), call.after, call.after_operands)
 
 
 def find(by: Callable[..., Found], call: Call, tier: str) -> Found:
@@ -128,14 +127,15 @@ def find(by: Callable[..., Found], call: Call, tier: str) -> Found:
 
 def tensors(call: Call) -> tuple[Tensor | None, ...]:
     """In the order of `_launch.cached`."""
-    return (*call[:3], *call.operands, *call.statistics, *call.after_operands)
+    return (*call[:3], *call.operands, *statistics(call), *call.after_operands)
 
 
 def needs_grad(call: Call) -> bool:
     """Whether autograd records the call."""
-    return torch.is_grad_enabled() and _gate.any_requires_grad(
-        call.x, call.weight, call.differentiable
-    )
+    if not torch.is_grad_enabled():
+        return False
+    others = (*call.operands, *call.after_operands, *call[6:10])
+    return _gate.any_requires_grad(call.x, call.weight, others)
 
 
 def launch(recipe: _launch.Recipe, call: Call, save: Tensor | None) -> Tensor:

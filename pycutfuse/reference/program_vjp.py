@@ -14,15 +14,17 @@ from pycutfuse.reference.program import FUNCTIONS
 
 _aten: Any = torch.ops.aten  # untyped
 
+# At a bound torch.clamp passes the gradient up to torch 2.13, and not from 2.14 on.
+_above, _below = (torch.gt, torch.lt) if torch.__version__ >= "2.14" else (torch.ge, torch.le)
+
 # g: gradient of the step's result, v: its value before, o: operand or first constant, b: second.
-# At a bound of clamp, minimum and maximum torch.clamp passes the gradient.
 GRADIENTS: dict[str, Callable[[Tensor, Any, Any, float], Tensor]] = {
     "add": lambda g, v, o, b: g,
     "sub": lambda g, v, o, b: g,
     "mul": lambda g, v, o, b: g * o,
     "div": lambda g, v, o, b: g / o,
-    "minimum": lambda g, v, o, b: torch.where(v <= o, g, 0.0),
-    "maximum": lambda g, v, o, b: torch.where(v >= o, g, 0.0),
+    "minimum": lambda g, v, o, b: torch.where(_below(v, o), g, 0.0),
+    "maximum": lambda g, v, o, b: torch.where(_above(v, o), g, 0.0),
     "relu": lambda g, v, o, b: _aten.threshold_backward(g, v, 0),
     "leaky_relu": lambda g, v, o, b: _aten.leaky_relu_backward(g, v, o, False),
     "sigmoid": lambda g, v, o, b: _aten.sigmoid_backward(g, torch.sigmoid(v)),
@@ -32,7 +34,7 @@ GRADIENTS: dict[str, Callable[[Tensor, Any, Any, float], Tensor]] = {
     "silu": lambda g, v, o, b: _aten.silu_backward(g, v),
     "mish": lambda g, v, o, b: _aten.mish_backward(g, v),
     "hardswish": lambda g, v, o, b: _aten.hardswish_backward(g, v),
-    "clamp": lambda g, v, o, b: torch.where((v >= o) & (v <= b), g, 0.0),
+    "clamp": lambda g, v, o, b: torch.where(_above(v, o) & _below(v, b), g, 0.0),
     "hardtanh": lambda g, v, o, b: _aten.hardtanh_backward(g, v, o, b),
     "softplus": lambda g, v, o, b: _aten.softplus_backward(g, v, o, b),
 }

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pycutfuse import _loader, support
-from pycutfuse.ops import _frozen, _launch, _workspace
+from pycutfuse.ops import _frozen, _launch, _replay, _workspace
 from pycutfuse.program import MAX_STEPS, OPS
 from pycutfuse.reference import apply_program
 
@@ -172,6 +172,16 @@ class Binding:
         return [_matrix(quad[0], m, n, *quad[1:]).float() for quad in quads]
 
 
+def hide_devices(patch: pytest.MonkeyPatch) -> None:
+    """Let the current device and its memory be the host's, also where torch has a GPU's."""
+    asked, answer = _workspace._current_device, lambda: -1
+    patch.setattr(_workspace, "_current_device", answer)
+    state = [answer if function is asked else function for function in _replay._STATE]
+    patch.setattr(_replay, "_STATE", tuple(state))
+    if _workspace._allocate is getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None):
+        patch.setattr(_workspace, "_allocate", None)
+
+
 def install(patch: pytest.MonkeyPatch) -> Binding:
     """Let the operators' CUDA kernels run on host memory through a new `Binding`."""
     binding = Binding()
@@ -182,8 +192,6 @@ def install(patch: pytest.MonkeyPatch) -> Binding:
     patch.setattr(support, "device_props", lambda index: SimpleNamespace(index=index))
     for module in (_frozen, _launch):
         patch.setattr(module, "raw_stream", lambda index: 77)
-    patch.setattr(_workspace, "_current_device", lambda: -1)  # of host tensors; a GPU's is 0
-    if _workspace._allocate is getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None):
-        patch.setattr(_workspace, "_allocate", None)  # not a GPU's, where there is one
+    hide_devices(patch)
     _launch.clear_caches()
     return binding

@@ -185,5 +185,6 @@ def install(patch: pytest.MonkeyPatch) -> ConvBinding:
     patch.setattr(support, "device_problem", lambda index: None)
     patch.setattr(support, "device_props", lambda index: SimpleNamespace(index=index))
     patch.setattr(_conv_launch, "raw_stream", lambda index: 77)
+    simulated.hide_devices(patch)
     _launch.clear_caches()
     return binding

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pycutfuse as pcf
-from pycutfuse.ops import _chain
+from pycutfuse.ops import _chain, _chain_launch
 from pycutfuse.ops._chain import Call, ChainFunction, Layer
 from pycutfuse.program import encode, operands_of
 
@@ -48,7 +48,7 @@ def plain(call: Call) -> Tensor:
 
 
 def leaves(call: Call) -> list[Tensor]:
-    return [call.x, call.first.weight, *call.differentiable]
+    return [call.x, call.first.weight, *_chain_launch.differentiable(call)]
 
 
 SHAPES = [(7, 5), (2, 3, 5), (5,)]
@@ -58,8 +58,8 @@ SHAPES = [(7, 5), (2, 3, 5), (5,)]
 def test_operators(shape: tuple[int, ...], device: torch.device) -> None:
     call = sample(shape, device)
     names = torch.ops.pycutfuse
-    torch.library.opcheck(names.linear_linear_logsumexp.default, call.flat())
-    lse = names.linear_linear_logsumexp(*call.flat())
+    torch.library.opcheck(names.linear_linear_logsumexp.default, _chain_launch.flat(call))
+    lse = names.linear_linear_logsumexp(*_chain_launch.flat(call))
     torch.testing.assert_close(lse, plain(call), **CLOSE)
     x, first, second, precision = call
     parts = [

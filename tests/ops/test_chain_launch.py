@@ -34,7 +34,7 @@ def layer(weight: Tensor, *steps) -> _chain.Layer:
 
 
 def call(x: Tensor, first: _chain.Layer, second: _chain.Layer, tier: str = "ieee") -> Tensor:
-    return _chain._forward_cuda(*_chain.Call(x, first, second, tier).flat())
+    return _chain._forward_cuda(*_chain_launch.flat(_chain.Call(x, first, second, tier)))
 
 
 def close(result: Tensor, exact: Tensor) -> None:

@@ -1,6 +1,7 @@
 """torch.compile: whole graphs, dynamic sizes, gradients, settings that are read inside."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch._dynamo.testing
 
 import pycutfuse as pcf
 from pycutfuse import config
+from pycutfuse.ops import _chain_launch, _conv_call, _linear_batch_norm_raw
 
 BACKENDS = ["aot_eager", "inductor"]
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}
@@ -171,3 +173,20 @@ def test_export(device: torch.device) -> None:
         exported = torch.export.export(module, (x,), strict=strict)
         assert "pycutfuse.linear_batch_norm" in str(exported)
         torch.testing.assert_close(exported.module()(x), module(x))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        _chain_launch.Call,
+        _chain_launch.Layer,
+        _conv_call.Call,
+        _conv_call.Norm,
+        _linear_batch_norm_raw.Call,
+    ],
+    ids=lambda kind: f"{kind.__module__}.{kind.__name__}",
+)
+def test_calls_have_fields_only(kind) -> None:
+    """A graph of torch 2.10 breaks at a property of a named tuple."""
+    own = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+    assert not [n for n, v in own.items() if isinstance(v, property) or inspect.isfunction(v)]

@@ -140,7 +140,7 @@ def test_batch_norm_dtypes(dtype, training: bool, affine, running, binding: Bind
         *(EMPTY, (), "ieee"),
     )
     with guarded():
-        out, save = raw._forward_cuda(*given.flat())
+        out, save = raw._forward_cuda(*raw.flat(given))
     assert (out.dtype, save.dtype) == (dtype, torch.float32)
     torch.testing.assert_close(out, exact.to(dtype))
     for one, value in zip(stats, wide, strict=True):

@@ -1,5 +1,7 @@
 """Gradients are those of the torch chain, and running statistics are updated once."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -173,13 +175,26 @@ def test_gradients_keep_their_own_memory(device: torch.device) -> None:
     assert len(addresses) == 3
 
 
-@pytest.mark.parametrize("step", [pcf.hardtanh(-2.0, 3.0), pcf.clamp(-2.0, 3.0)], ids=["h", "c"])
-def test_gradients_at_bounds(step, device: torch.device) -> None:
-    x = torch.tensor([[-3.0], [-2.0], [0.0], [3.0], [4.0]], device=device).requires_grad_()
+BOUNDED = {
+    "hardtanh": (pcf.hardtanh(-2.0, 3.0), lambda v: F.hardtanh(v, -2.0, 3.0)),
+    "clamp": (pcf.clamp(-2.0, 3.0), lambda v: v.clamp(-2.0, 3.0)),
+    "min": (pcf.clamp(min=-2.0), lambda v: v.clamp(min=-2.0)),
+    "max": (pcf.clamp(max=3.0), lambda v: v.clamp(max=3.0)),
+    "minimum": (pcf.minimum(3.0), lambda v: v.clamp(max=3.0)),
+    "maximum": (pcf.maximum(-2.0), lambda v: v.clamp(min=-2.0)),
+    "infinite": (pcf.clamp(-2.0, math.inf), lambda v: v.clamp(-2.0, math.inf)),
+    "reversed": (pcf.clamp(3.0, -2.0), lambda v: v.clamp(3.0, -2.0)),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_gradients_at_bounds(name: str, device: torch.device) -> None:
+    step, plain = BOUNDED[name]
+    values = [-math.inf, -3.0, -2.0, 0.0, 3.0, 4.0, math.inf, math.nan]
+    x = torch.tensor(values, device=device).unsqueeze(1).requires_grad_()
     twin = x.detach().clone().requires_grad_()
-    plain = F.hardtanh if step.op == "hardtanh" else torch.clamp
     pcf.ops.linear(x, torch.ones(1, 1, device=device), epilogue=(step,)).sum().backward()
-    plain(twin, -2.0, 3.0).sum().backward()
+    plain(twin).sum().backward()
     assert torch.equal(x.grad, twin.grad)
 
 

@@ -118,7 +118,7 @@ def test_batch_norm_addresses(training: bool, momentum: float, binding: Binding)
     for step in range(2):
         with guarded():
             if step == 0:
-                out, save = raw._forward_cuda(*given.flat())
+                out, save = raw._forward_cuda(*raw.flat(given))
             else:  # nobody asks for the statistics of the batch
                 recipe = raw.find(_launch.cached, given, "ieee")
                 assert isinstance(recipe, _launch.Recipe)

@@ -15,6 +15,7 @@ from pycutfuse.ops import _logsumexp
 from pycutfuse.testing import guarded
 
 from ..cases.logsumexp import EMPTY, PLAIN, VIEWS, ReduceCase
+from .simulated import hide_devices
 
 CASES = PLAIN + VIEWS + EMPTY
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -240,6 +241,7 @@ def binding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Binding]:
     monkeypatch.setattr(support, "device_problem", lambda index: None)
     monkeypatch.setattr(support, "device_props", lambda index: SimpleNamespace(index=index))
     monkeypatch.setattr(_logsumexp, "raw_stream", lambda index: 77)
+    hide_devices(monkeypatch)
     _logsumexp.clear_cache()
     yield made
     _logsumexp.clear_cache()
