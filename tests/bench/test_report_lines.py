@@ -1,11 +1,17 @@
 """Lines under the tables: many of one kind are one line."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
-from pycutfuse.bench import report
+import pytest
+
+from pycutfuse.bench import report, storage
 from pycutfuse.bench.results import Fuzz, SizesResult
 
 from .test_report import _run, _size
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_reasons_that_differ_in_numbers_are_counted_together():
@@ -59,3 +65,14 @@ def test_a_readme_keeps_its_line_ends(tmp_path):
         assert written.count(end) == written.count(b"\n") > 5
         assert (b"\r" in written) is (b"\r" in end)
         assert not report.update_readme(path, _run())
+
+
+@pytest.mark.parametrize(
+    ("section", "measured"),
+    [(None, "h200-ieee.json"), ("tiers", "h200.json"), ("convolutions", "h200-conv.json")],
+)
+def test_readme_says_what_was_measured(section: str | None, measured: str, tmp_path):
+    """Or: python -m pycutfuse bench --from-json ... --update-readme README.md --section ..."""
+    copy = shutil.copy(ROOT / "README.md", tmp_path / "README.md")
+    run = storage.read(ROOT / "benchmarks" / "results" / measured)
+    assert not report.update_readme(copy, run, section)
