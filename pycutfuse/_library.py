@@ -31,9 +31,11 @@ def define(
 
 
 def define_backward(name: str, schema: str, **kernels: Callable[..., Any]) -> Any:
-    """`define` an operator that returns gradients, with a batching rule: one call per element.
+    """`define` an operator that returns gradients, with batching rules: one call per element.
 
-    torch.vmap of torch.autograd.grad asks for it; forwards under a transform are the plain chain.
+    torch.vmap of torch.autograd.grad asks for one; forwards under a transform are the plain chain.
+    The other is of the older vmap, of ``torch.autograd.grad(..., is_grads_batched=True)`` and
+    ``jacobian(..., vectorize=True)``, which batches the first argument alone.
     """
     made = define(name, schema, **kernels)
 
@@ -42,7 +44,17 @@ def define_backward(name: str, schema: str, **kernels: Callable[..., Any]) -> An
         found = [torch.stack(of_one) for of_one in zip(*calls, strict=True)]
         return found, [0] * len(found)
 
+    untyped: Any = torch
+
+    def older(grad: Any, *given: Any) -> list[Any]:
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+        calls = [made(one, *given) for one in untyped._remove_batch_dim(grad, level, -1, 0)]
+        found = zip(*calls, strict=True)
+        return [untyped._add_batch_dim(torch.stack(of_one), 0, level) for of_one in found]
+
     _torch_library.register_vmap(f"{NAMESPACE}::{name}", batched, lib=_library)
+    _library.impl(name, older, "Batched")
     return made
 
 

@@ -64,3 +64,23 @@ def test_vmap_of_a_backward(call: tuple[nn.Module, Tensor]) -> None:
     for at, seed in enumerate(seeds):
         for one, expected in zip(found, gradients(y, seed), strict=True):
             torch.testing.assert_close(one[at], expected)
+
+
+def test_a_batch_of_gradients(call: tuple[nn.Module, Tensor]) -> None:
+    layer, x = call
+    inputs = [x, *layer.parameters()]
+    y = layer(x)
+    seeds = torch.randn(3, *y.shape, device=x.device)
+    found = torch.autograd.grad(y, inputs, seeds, retain_graph=True, is_grads_batched=True)
+    for at, seed in enumerate(seeds):
+        expected = torch.autograd.grad(y, inputs, seed, retain_graph=True)
+        for batch, one in zip(found, expected, strict=True):
+            torch.testing.assert_close(batch[at], one)
+
+
+def test_a_vectorised_jacobian(call: tuple[nn.Module, Tensor]) -> None:
+    layer, x = call
+    found, expected = (
+        torch.autograd.functional.jacobian(layer, x, vectorize=one) for one in (True, False)
+    )
+    torch.testing.assert_close(found, expected)
