@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from pycutfuse import config
@@ -40,8 +41,8 @@ class FusedModule(nn.Module):
         for name in self._frozen_buffers:
             self.register_buffer(name, None, persistent=False)
 
-    def frozen_weight(self) -> Tensor:
-        """The weight that `freeze` splits."""
+    def frozen_weight(self) -> Tensor | None:
+        """The weight that `freeze` splits; None of a child that has none."""
         raise NotImplementedError
 
     @property
@@ -63,7 +64,7 @@ class FusedModule(nn.Module):
         self.unfreeze()
         weight = self.frozen_weight()
         if not isinstance(weight, nn.Parameter):
-            config.report_fallback("freeze", "a weight that is computed anew at each call")
+            config.report_fallback("freeze", why_no_parameter(weight))
             return
         if weight.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -167,6 +168,21 @@ class _Unfreeze:
 
     def __reduce__(self) -> tuple[type["_Unfreeze"], tuple[()]]:
         return _Unfreeze, ()
+
+
+def why_no_parameter(weight: object) -> str:
+    """Why `weight`, which is no Parameter, is not frozen."""
+    if weight is None:
+        return "a child without a weight"
+    return "a weight that is computed anew at each call"
+
+
+def refuses_one_value(norm: nn.Module) -> bool:
+    """Whether `norm` refuses one value per channel in training, as torch's batch norms.
+
+    SyncBatchNorm and others with a forward of their own may ask other processes for more.
+    """
+    return isinstance(norm, _BatchNorm) and type(norm).forward is _BatchNorm.forward
 
 
 def check_source(kind: str, module: nn.Module, expected: type[nn.Module], name: str) -> None:

@@ -4,11 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycutfuse import config
 from pycutfuse.geometry import Geometry, conv2d_geometry, output_shape
-from pycutfuse.nn._base import check_source
+from pycutfuse.nn._base import check_source, refuses_one_value
 from pycutfuse.nn._conv_base import PackedModule, PaddingMode, pad_input, settings_of
 from pycutfuse.nn._epilogue import Epilogue, has_global_hooks, has_hooks
 from pycutfuse.ops import _children, _gate
@@ -132,9 +131,9 @@ class Conv2dBatchNorm2dScale(PackedModule):
         padding = conv.padding if conv.padding_mode == "zeros" else 0
         return conv2d_geometry(conv.weight, conv.stride, padding, conv.dilation, conv.groups)
 
-    def frozen_weight(self) -> Tensor:
+    def frozen_weight(self) -> Tensor | None:
         """The weight that `freeze` packs."""
-        return self.conv.weight
+        return getattr(self.conv, "weight", None)
 
     def _present_scale(self) -> Scale:
         for found in (self._parameters, self._buffers):  # each costs a tenth of the attribute
@@ -244,7 +243,7 @@ class Conv2dBatchNorm2dScale(PackedModule):
     def _chain(self, x: Tensor, reason: str) -> Tensor:
         conv, bn = self.conv, self.bn
         plain = type(conv) is nn.Conv2d and conv.padding_mode == "zeros"
-        if plain and isinstance(bn, _BatchNorm) and x.dim() == 4:
+        if plain and refuses_one_value(bn) and x.dim() == 4:
             shape = output_shape(x, conv.weight, conv.bias, self._make_geometry())
             check_one_value(shape, bn.training)
         with _children.report(BATCH_NORM, reason, x, self.precision, is_strict):

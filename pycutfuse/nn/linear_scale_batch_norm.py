@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycutfuse import config
-from pycutfuse.nn._base import FusedModule, check_source
+from pycutfuse.nn._base import FusedModule, check_source, refuses_one_value
 from pycutfuse.nn._epilogue import Epilogue, has_global_hooks, has_hooks
 from pycutfuse.ops import _children, _gate
 from pycutfuse.ops._contraction import is_strict
@@ -105,9 +104,9 @@ class LinearScaleBatchNorm1d(FusedModule):
         self._after = self.epilogue.encoded(bias=False)
         self._bare = len(self.epilogue) == 0
 
-    def frozen_weight(self) -> Tensor:
+    def frozen_weight(self) -> Tensor | None:
         """The weight that `freeze` splits."""
-        return self.gemm.weight
+        return getattr(self.gemm, "weight", None)
 
     def _present_scale(self) -> Tensor:
         scale = self._parameters.get("scale")  # costs a tenth of the attribute
@@ -255,7 +254,7 @@ class LinearScaleBatchNorm1d(FusedModule):
         bn = self.bn
         scale = self.scale  # of more rows, it makes more of one sample
         alone = x.dim() == 2 and scale.dim() < 3 and math.prod(scale.shape[:-1]) == 1
-        if alone and isinstance(bn, _BatchNorm):
+        if alone and refuses_one_value(bn):
             _gate.check_one_sample(x.shape[0], bn.num_features, bn.training)
         with _children.report(NAME, reason, x, self.precision, is_strict):
             value: Tensor = self.epilogue(self.bn(self.gemm(x) * self.scale))

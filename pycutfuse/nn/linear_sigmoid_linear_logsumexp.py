@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pycutfuse import config
-from pycutfuse.nn._base import FusedModule, check_source
+from pycutfuse.nn._base import FusedModule, check_source, why_no_parameter
 from pycutfuse.nn._epilogue import has_global_hooks, has_hooks
 from pycutfuse.ops import _children, _frozen, _gate
 from pycutfuse.ops._chain import NAME, Call, ChainMemo, Layer, run
@@ -84,17 +84,18 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
         self.register_buffer("planes2", None, persistent=False)
         self.register_buffer("words2", None, persistent=False)
 
-    def frozen_weight(self) -> Tensor:
+    def frozen_weight(self) -> Tensor | None:
         """The first of the weights that `freeze` splits."""
-        return self.linear1.weight
+        return getattr(self.linear1, "weight", None)
 
     def freeze(self) -> None:
         """Make the planes of both weights now, on the current stream. See `pycutfuse.freeze`."""
         super().freeze()
         if not self.frozen:
             return
-        weight = self.linear2.weight
-        reason = _frozen.why_not_frozen(weight)
+        weight: Any = getattr(self.linear2, "weight", None)
+        learned = isinstance(weight, nn.Parameter)
+        reason = _frozen.why_not_frozen(weight) if learned else why_no_parameter(weight)
         if reason is not None:
             self.unfreeze()
             config.report_fallback("freeze", reason)

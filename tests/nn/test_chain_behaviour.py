@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pycutfuse as pcf
@@ -192,3 +193,19 @@ def test_what_is_no_batch_norm_takes_one_sample() -> None:
         conv, x = pcf.nn.Conv2dBatchNorm2dScale(3, 4, 3, 2.0), torch.rand(1, 3, 3, 3)
         conv.bn = other
         torch.testing.assert_close(conv(x), conv.to_torch()(x))
+
+
+class Gathered(nn.SyncBatchNorm):
+    """As if other processes had more values."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.batch_norm(torch.cat([input, input + 1]), None, None, training=True)[:1]
+
+
+def test_one_sample_is_left_to_a_norm_that_gathers_them() -> None:
+    for layer, shape in (
+        (pcf.nn.LinearScaleBatchNorm1d(7, 5, (5,)), (1, 7)),
+        (pcf.nn.Conv2dBatchNorm2dScale(3, 5, 3, 2.0), (1, 3, 3, 3)),
+    ):
+        layer.bn, x = Gathered(5), torch.rand(shape)
+        torch.testing.assert_close(layer(x), layer.to_torch()(x))

@@ -175,6 +175,16 @@ def test_a_computed_weight(kind: str, how: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "holder"), [(kind, holder) for kind in HOLDERS for holder in holders(kind)]
+)
+def test_a_child_without_a_weight(kind: str, holder: str) -> None:
+    layer = make(kind)
+    setattr(layer, holder, nn.Identity())
+    assert not pcf.freeze(layer).frozen
+    assert list(pcf.counters()["fallback"]) == ["freeze: a child without a weight"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_frozen_weights_are_no_further_parameters(kind: str) -> None:
     layer = make(kind)
