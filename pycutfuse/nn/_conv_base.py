@@ -115,6 +115,8 @@ class TorchConv(PackedModule, _ConvNd):
         self.epilogue = Epilogue(epilogue)
         self._program = self.epilogue.encoded(bias=False)
         self._bare = len(self.epilogue) == 0
+        if self._bare:  # no child, as torch's own has none: tensor parallelism shards all it finds
+            self.__dict__["epilogue"] = self._modules.pop("epilogue")
         self._geometry_of = settings_of(self, source.weight)
         self._geometry = self._make_geometry(source.weight, self.output_padding)
 

@@ -95,6 +95,8 @@ class Linear(FusedModule, nn.Linear):
         full = len(self.epilogue) == MAX_STEPS
         self._biased = None if full else self.epilogue.encoded(bias=True)
         self._bare = len(self.epilogue) == 0
+        if self._bare:  # no child, as torch's own has none: tensor parallelism shards all it finds
+            self.__dict__["epilogue"] = self._modules.pop("epilogue")
 
     def reset_parameters(self) -> None:
         """Draw weight and bias again, as torch.nn.Linear does."""

@@ -2,10 +2,20 @@
 
 import copy
 import pickle
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.utils import parametrizations, spectral_norm
 
 import pycutfuse as pcf
@@ -74,6 +84,34 @@ def test_from_torch_refuses_them() -> None:
         pcf.nn.LinearScaleBatchNorm1d.from_torch(norm)
     x = batch("linear")
     torch.testing.assert_close(norm(x), copy.deepcopy(norm.to_torch())(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_program_there_are_no_children(kind: str) -> None:
+    for layer in pair(kind):
+        assert list(layer.modules()) == [layer]
+        assert list(copy.deepcopy(layer).children()) == []
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
+    """This process alone."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("style", [ColwiseParallel, RowwiseParallel])
+def test_tensor_parallelism_shards_a_linear_layer(style, mesh: DeviceMesh) -> None:
+    results = []
+    for layer in pair("linear"):
+        parallelize_module(layer, mesh, style(output_layouts=Replicate()))
+        result = layer(batch("linear"))
+        result.sum().backward()
+        results.append((result, layer.weight.grad.full_tensor()))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("kind", KINDS)
