@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _mode_stack
 
 from pycutfuse.program import OPS, Encoded
 
@@ -17,6 +18,7 @@ _DTYPES = (_F32, torch.float16, torch.bfloat16)
 _ON_CPU = (_F32,)  # the others are left to torch's own autograd
 _SOFTPLUS = OPS["softplus"]
 _STRIDED = torch.strided
+_COUNTER = "_FlopCounterMode"  # the mode within torch.utils.flop_counter.FlopCounterMode
 is_compiling = torch.compiler.is_compiling
 _autocast_enabled = torch.is_autocast_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
@@ -76,16 +78,19 @@ def why_state(tensors: Sequence[Tensor | None]) -> str | None:
     """Say which state of this thread needs the plain chain of a call on `tensors`, or None."""
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation"
-    if torch.compiler.is_compiling():
+    traced = _tracing_state() is not None
+    if (traced or is_compiling()) and torch.onnx.is_in_onnx_export():
+        return "torch.onnx.export, which knows torch's operators"
+    if is_compiling():
         return None
     if _transforms_active():
         return "a torch.func transform is active"
     # A traced graph cannot hold an autograd.Function. Without gradients it is traced once more, to
     # compare.
-    if _tracing_state() is not None and any(
-        one is not None and one.requires_grad for one in tensors
-    ):
+    if traced and any(one is not None and one.requires_grad for one in tensors):
         return "torch.jit.trace of what requires gradients"
+    if _dispatch_modes() and any(type(mode).__name__ == _COUNTER for mode in _mode_stack()):
+        return "a FlopCounterMode, which counts torch's operators"
     return None
 
 

@@ -1,8 +1,9 @@
-"""torch.jit.trace records the plain chain, torch.fx is refused with the way out."""
+"""Tracers and counters see operators of torch; torch.fx is refused with the way out."""
 
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import pycutfuse as pcf
 
@@ -46,3 +47,29 @@ def test_fx_needs_leaves(name: str) -> None:
         model(x)
     traced = fx.GraphModule(model, Leaves().trace(model))
     torch.testing.assert_close(traced(x), model(x))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name", MODULES)
+def test_onnx_is_given_operators_of_torch(
+    name: str, grad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = MODULES[name]().eval().requires_grad_(grad), input_of(name)
+    expected = layer(x)
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    exported = torch.export.export(layer, (x,)).run_decompositions()
+    traced = torch.jit.trace(layer, (x,))
+    for graph, call in ((exported.graph, exported.module()), (traced.graph, traced)):
+        assert "pycutfuse::" not in str(graph)
+        assert "pycutfuse." not in str(graph).replace("pycutfuse.nn.", "")
+        torch.testing.assert_close(call(x), expected)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_flops_are_counted(name: str) -> None:
+    layer, x, found = MODULES[name](), input_of(name), []
+    for module in (layer, layer.to_torch()):
+        with FlopCounterMode(display=False) as counter:
+            module(x).sum().backward()
+        found.append(counter.get_total_flops())
+    assert found[0] == found[1] > 0
