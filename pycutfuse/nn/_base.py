@@ -1,5 +1,6 @@
 """What the fused modules share: frozen planes, and refusals."""
 
+import copy
 import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
@@ -19,16 +20,17 @@ Self = TypeVar("Self", bound="FusedModule")
 class FusedModule(nn.Module):
     """A module whose float32 weight may be frozen: split once into planes that forwards reuse.
 
-    The planes are non-persistent buffers. ``load_state_dict``, ``.to()`` and its relatives,
-    ``.train()`` and `unfreeze` drop them; copies and pickles are made without them. A call whose
-    weight is not the frozen object does not use them.
+    The planes are plain attributes: tools that pair the buffers of two models, as AveragedModel,
+    would pair the wrong ones. ``load_state_dict``, ``.to()`` and its relatives, ``.train()`` and
+    `unfreeze` drop them; copies and pickles are made without them. A call whose weight is not the
+    frozen object does not use them.
     """
 
     planes: Tensor | None
     words: Tensor | None
     precision: config.Precision | None
 
-    _frozen_buffers: ClassVar[tuple[str, ...]] = ("planes", "words")
+    _frozen_tensors: ClassVar[tuple[str, ...]] = ("planes", "words")
     _holders: ClassVar[tuple[str, ...]] = ()  # children that hold the frozen weights
     # The frozen weights, in a tuple lest torch takes them for further parameters.
     _frozen_of: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -38,8 +40,8 @@ class FusedModule(nn.Module):
         nn.Module.__init__(self)  # not that of a class of torch that a module also inherits
         self.precision = precision
         self._memo = Memo()
-        for name in self._frozen_buffers:
-            self.register_buffer(name, None, persistent=False)
+        for name in self._frozen_tensors:
+            setattr(self, name, None)
 
     def frozen_weight(self) -> Tensor | None:
         """The weight that `freeze` splits; None of a child that has none."""
@@ -48,7 +50,7 @@ class FusedModule(nn.Module):
     @property
     def frozen(self) -> bool:
         """Whether there are planes made by `freeze`."""
-        return self._buffers[self._frozen_buffers[0]] is not None
+        return self.__dict__[self._frozen_tensors[0]] is not None
 
     def check_evaluates(self) -> None:
         """Raise RuntimeError in training mode."""
@@ -102,7 +104,7 @@ class FusedModule(nn.Module):
     def unfreeze(self) -> None:
         """Drop the planes; the weight is split at every call again."""
         self._memo.forget_replay()
-        planes = self._buffers["planes"]
+        planes = self.planes
         if planes is not None:
             _frozen.forget(planes)
             self.planes = self.words = None
@@ -116,7 +118,7 @@ class FusedModule(nn.Module):
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register `param`; a new weight drops frozen planes."""
-        if "_buffers" in self.__dict__ and self._frozen_buffers[0] in self._buffers:
+        if self._frozen_tensors[0] in self.__dict__:
             self.unfreeze()
         super().register_parameter(name, param)
 
@@ -135,12 +137,20 @@ class FusedModule(nn.Module):
         state: dict[str, Any] = parent.__getstate__()
         state["_memo"] = None
         state |= {"_frozen_of": (None, None), "_load_hooks": ()}
-        state["_buffers"] = self._buffers | dict.fromkeys(self._frozen_buffers)
-        return state
+        return state | dict.fromkeys(self._frozen_tensors)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         parent: Any = super()
         parent.__setstate__({**state, "_memo": Memo()})
+
+    def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
+        """As without this method; the class that a parametrization makes has no state to give."""
+        kind: Any = type(self)
+        whole: Any = super(kind, self) if "parametrizations" in self._modules else self
+        made: Self = kind.__new__(kind)
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(whole.__getstate__(), memo))
+        return made
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise NotImplementedError(

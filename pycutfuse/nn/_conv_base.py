@@ -38,13 +38,13 @@ _SETTINGS = (
 class PackedModule(FusedModule):
     """A module whose weight may be frozen: packed at the first forward of each input size.
 
-    The buffer ``snapshot`` is the weight as it was; its packed forms are kept and dropped with it.
+    ``snapshot`` is the weight as it was; its packed forms are kept and dropped with it.
     """
 
     snapshot: Tensor | None
     _memo: ConvMemo  # type: ignore[assignment]
 
-    _frozen_buffers: ClassVar[tuple[str, ...]] = ("snapshot",)
+    _frozen_tensors: ClassVar[tuple[str, ...]] = ("snapshot",)
     _forms: _conv_packed.Frozen | None = None
 
     def __init__(self, precision: config.Precision | None) -> None:
@@ -61,7 +61,7 @@ class PackedModule(FusedModule):
 
     def unfreeze(self) -> None:
         """Drop the packed forms; the weight is packed at every call again."""
-        if self._buffers["snapshot"] is not None:
+        if self.snapshot is not None:
             self._forms = self.snapshot = None
             self._frozen_of = None, None
 
@@ -152,7 +152,7 @@ class TorchConv(PackedModule, _ConvNd):
             geometry = self._make_geometry(weight, output_padding)
         operands = () if self._bare else tuple(self.epilogue.operands())
         precision = self.precision or config.current_precision()
-        snapshot, program = self._buffers["snapshot"], self._program
+        snapshot, program = self.snapshot, self._program
         if snapshot is not None and weight is not self._frozen_of[0]:
             snapshot = None  # another weight, as of functional_call
         return Call(x, weight, bias, snapshot, geometry, program, operands, precision)

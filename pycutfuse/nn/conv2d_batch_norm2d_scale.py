@@ -196,7 +196,7 @@ class Conv2dBatchNorm2dScale(PackedModule):
         after, operands = self._scaled(self._present_scale())
         if conv.padding_mode != "zeros":
             x = pad_input(x, conv._reversed_padding_repeated_twice, conv.padding_mode)
-        weight, snapshot = layer["weight"], self._buffers["snapshot"]
+        weight, snapshot = layer["weight"], self.snapshot
         if snapshot is not None and weight is not self._frozen_of[0]:
             snapshot = None  # another weight, as of functional_call
         given = settings_of(conv, weight) == self._geometry_of

@@ -112,7 +112,7 @@ class Linear(FusedModule, nn.Linear):
         """Arguments of `pycutfuse.ops._linear.run` for a call now."""
         # Dictionaries, as attributes of a module cost ten times more; not where a parametrization
         # or weight_norm took a parameter out of them.
-        parameters, buffers = self._parameters, self._buffers
+        parameters = self._parameters
         if "weight" in parameters and "bias" in parameters:
             weight, bias = parameters["weight"], parameters["bias"]
         else:
@@ -124,7 +124,7 @@ class Linear(FusedModule, nn.Linear):
             program = self._biased or self.epilogue.encoded(bias=True)  # raises: too many steps
             operands = [bias, *operands]
         precision = self.precision or config.current_precision()
-        planes, words = buffers["planes"], buffers["words"]
+        planes, words = self.planes, self.words
         if planes is not None and weight is not self._frozen_of[0]:
             planes = words = None  # another weight, as of functional_call
         return input, cast(Tensor, weight), planes, words, program, operands, precision

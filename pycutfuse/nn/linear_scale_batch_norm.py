@@ -146,7 +146,7 @@ class LinearScaleBatchNorm1d(FusedModule):
         """Arguments of the operator for a call now; `why_chain` is None."""
         # The children are plain, so their dictionaries are read: attributes cost seven times more.
         children: Any = self._modules
-        gemm, bn, buffers = children["gemm"], children["bn"], self._buffers
+        gemm, bn = children["gemm"], children["bn"]
         linear, affine, tracked = gemm._parameters, bn._parameters, bn._buffers
         mean, var, count = tracked["running_mean"], tracked["running_var"], None
         training = mean is None
@@ -156,7 +156,7 @@ class LinearScaleBatchNorm1d(FusedModule):
                 count = tracked["num_batches_tracked"]
             else:
                 mean = var = None
-        weight, planes, words = linear["weight"], buffers["planes"], buffers["words"]
+        weight, planes, words = linear["weight"], self.planes, self.words
         if planes is not None and weight is not self._frozen_of[0]:
             planes = words = None  # another weight, as of functional_call
         bias, scale = linear["bias"], self._present_scale()
@@ -187,9 +187,8 @@ class LinearScaleBatchNorm1d(FusedModule):
         """
         seen, own = Seen(), self.__dict__
         seen.state(self.precision)
-        seen.read(own, "_modules", "_parameters", "_buffers", "precision")
+        seen.read(own, "_modules", "_parameters", "words", "precision")
         seen.read(self._modules, "gemm", "bn", "epilogue")
-        seen.read(self._buffers, "words")
         steps = self.epilogue._modules
         seen.read(steps, *steps)
         for child in (self.gemm, self.bn, self.epilogue, *self.epilogue):
@@ -198,7 +197,7 @@ class LinearScaleBatchNorm1d(FusedModule):
         linear, norm = self.gemm._parameters, self.bn._parameters
         if call.planes is not None:
             seen.read(linear, "weight")
-        sources: list[Source] = [None, (linear, "weight"), (self._buffers, "planes")]
+        sources: list[Source] = [None, (linear, "weight"), (own, "planes")]
         if call.program is self._scale:
             seen.read(linear, "bias")
         else:

@@ -58,6 +58,7 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
     planes2: Tensor | None
     words2: Tensor | None
 
+    _frozen_tensors = ("planes", "words", "planes2", "words2")
     _holders = ("linear1", "linear2")
     # Without and with a bias. Of the class, as Dynamo would take a global's floats for variables;
     # indexed by ints, as it would raise at a bool (torch 2.11).
@@ -81,8 +82,6 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
     def _begin(self, precision: config.Precision | None) -> None:
         FusedModule.__init__(self, precision)
         self._memo = ChainMemo()
-        self.register_buffer("planes2", None, persistent=False)
-        self.register_buffer("words2", None, persistent=False)
 
     def frozen_weight(self) -> Tensor | None:
         """The first of the weights that `freeze` splits."""
@@ -109,15 +108,10 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
     def unfreeze(self) -> None:
         """Drop the planes; the weights are split at every call again."""
         super().unfreeze()
-        planes = self._buffers["planes2"]
+        planes = self.planes2
         if planes is not None:
             _frozen.forget(planes)
             self.planes2 = self.words2 = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        state["_buffers"] = state["_buffers"] | {"planes2": None, "words2": None}
-        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -141,11 +135,11 @@ class LinearSigmoidLinearLogSumExp(FusedModule):
         """Arguments of the operator for a call now; `why_chain` is None."""
         # The children are plain, so their dictionaries are read: attributes cost seven times more.
         children: Any = self._modules
-        buffers = self._buffers
         first, second = children["linear1"]._parameters, children["linear2"]._parameters
         bias, bias2 = first["bias"], second["bias"]
-        planes, words = buffers["planes"], buffers["words"]
-        planes2, words2 = buffers["planes2"], buffers["words2"]
+        own = self.__dict__
+        planes, words = own["planes"], own["words"]
+        planes2, words2 = own["planes2"], own["words2"]
         if planes is not None:  # not of another weight, as of functional_call
             if first["weight"] is not self._frozen_of[0]:
                 planes = words = None

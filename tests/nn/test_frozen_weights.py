@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
+from torch.nn.utils.parametrize import register_parametrization
+from torch.optim.swa_utils import AveragedModel
 
 import pycutfuse as pcf
 from pycutfuse.ops import _conv_packed, _frozen
@@ -58,7 +60,7 @@ def used(layer: nn.Module) -> set[str]:
     flat: list[object] = []
     for value in make_call(batch(layer)):
         flat += value if isinstance(value, tuple) else [value]
-    made = {name: layer._buffers.get(name) for name in FROZEN}
+    made = {name: getattr(layer, name, None) for name in FROZEN}
     return {
         name
         for name, tensor in made.items()
@@ -186,12 +188,34 @@ def test_a_child_without_a_weight(kind: str, holder: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_copies_with_a_parametrization_are_not_frozen(kind: str) -> None:
+    layer = pcf.freeze(make(kind))
+    register_parametrization(layer.get_submodule(holders(kind)[0]), "bias", nn.Tanh())
+    made, x = copy.deepcopy(layer), batch(layer)
+    assert (layer.frozen, made.frozen) == (True, False)
+    assert torch.equal(made(x), pcf.unfreeze(layer)(x))
+    assert type(made.get_submodule(holders(kind)[0])).__name__.startswith("Parametrized")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_frozen_weights_are_no_further_parameters(kind: str) -> None:
     layer = make(kind)
     before, keys = len(list(layer.parameters())), list(layer.state_dict())
     pcf.freeze(layer)
     assert len(list(layer.parameters())) == before
     assert list(layer.state_dict()) == keys
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_average_of_models_pairs_their_buffers(kind: str) -> None:
+    model = nn.Sequential(make(kind), nn.BatchNorm1d(3))
+    average = AveragedModel(model)
+    average.update_parameters(model)
+    pcf.freeze(average.eval())
+    model[1].running_mean.fill_(2.0)
+    average.update_parameters(model)
+    assert torch.equal(average.module[1].running_mean, model[1].running_mean)
+    assert len(list(average.module.buffers())) == len(list(model.buffers()))
 
 
 @pytest.mark.parametrize("kind", LINEAR)
