@@ -141,7 +141,9 @@ class FusedModule(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         parent: Any = super()
-        parent.__setstate__({**state, "_memo": Memo()})
+        parent.__setstate__({**state, **dict.fromkeys(self._frozen_tensors), "_memo": Memo()})
+        for name in self._frozen_tensors:  # where earlier pickles have them
+            self._buffers.pop(name, None)
 
     def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
         """As without this method; the class that a parametrization makes has no state to give."""

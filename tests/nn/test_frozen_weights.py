@@ -207,6 +207,17 @@ def test_frozen_weights_are_no_further_parameters(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_state_with_planes_among_its_buffers(kind: str) -> None:
+    layer = make(kind)
+    state = layer.__getstate__()
+    planes = {name: state.pop(name) for name in all_of(kind)}
+    state["_buffers"] = state["_buffers"] | planes
+    made = type(layer).__new__(type(layer))
+    made.__setstate__(state)
+    assert used(pcf.freeze(made)) == all_of(kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_average_of_models_pairs_their_buffers(kind: str) -> None:
     model = nn.Sequential(make(kind), nn.BatchNorm1d(3))
     average = AveragedModel(model)
