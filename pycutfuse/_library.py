@@ -1,6 +1,7 @@
 """Registration of raw operators with torch's dispatcher: schema, kernels, fake kernel."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ def define_backward(name: str, schema: str, **kernels: Callable[..., Any]) -> An
         return [untyped._add_batch_dim(torch.stack(of_one), 0, level) for of_one in found]
 
     _torch_library.register_vmap(f"{NAMESPACE}::{name}", batched, lib=_library)
-    _library.impl(name, older, "Batched")
+    with suppress(RuntimeError):  # a torch without the older one
+        _library.impl(name, older, "Batched")
     return made
 
 
