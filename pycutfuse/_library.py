@@ -25,10 +25,24 @@ def define(
     ``autograd.Function``, which costs a fifth of ``register_autograd`` and may mutate buffers.
     """
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, cpu, "CPU")
-    _library.impl(name, cuda, "CUDA")
+    _library.impl(name, _with_lists(cpu, schema), "CPU")
+    _library.impl(name, _with_lists(cuda, schema), "CUDA")
     _torch_library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def _with_lists(kernel: Callable[..., Any], schema: str) -> Callable[..., Any]:
+    """`kernel` for callers that give None for an empty list, as packages of AOTInductor do."""
+    given = schema[1 : schema.index(") ->")].split(", ")
+    lists = [at for at, one in enumerate(given) if "[] " in one]
+
+    def call(*arguments: Any) -> Any:
+        for at in lists:
+            if arguments[at] is None:
+                arguments = (*arguments[:at], [], *arguments[at + 1 :])
+        return kernel(*arguments)
+
+    return call
 
 
 def define_backward(name: str, schema: str, **kernels: Callable[..., Any]) -> Any:

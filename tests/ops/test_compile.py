@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
@@ -173,6 +174,26 @@ def test_export(device: torch.device) -> None:
         exported = torch.export.export(module, (x,), strict=strict)
         assert "pycutfuse.linear_batch_norm" in str(exported)
         torch.testing.assert_close(exported.module()(x), module(x))
+
+
+PACKAGED = {
+    "linear": (lambda: pcf.nn.Linear(6, 4, bias=False), (3, 6)),
+    "convolution": (lambda: pcf.nn.Conv2dBatchNorm2dScale(3, 4, 3, 2.0), (2, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_packages_of_aotinductor(name: str, tmp_path: Path) -> None:
+    """They give None for an empty list."""
+    make, shape = PACKAGED[name]
+    module, x = make().eval(), torch.rand(shape)
+    with torch.no_grad():
+        exported = torch.export.export(module, (x,))
+        path = torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(tmp_path / "module.pt2")
+        )
+        result = torch._inductor.aoti_load_package(path)(x)
+        torch.testing.assert_close(result, module(x))
 
 
 @pytest.mark.parametrize(
