@@ -217,7 +217,9 @@ def clamp(min: float | None = None, max: float | None = None) -> Step:
     bounds = _bounds("clamp", low, high)
     if min is None:  # torch tells one bound from two: their gradients at infinity differ
         return Step("minimum", None, (high, 0.0))
-    return Step("clamp", None, bounds) if max is not None else Step("maximum", None, (low, 0.0))
+    if max is None:
+        return Step("maximum", None, (low, 0.0))
+    return Step("clamp", None, bounds)
 
 
 def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Step:

@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from pycutfuse import config
 from pycutfuse.geometry import Geometry
 from pycutfuse.nn._base import FusedModule, check_source
-from pycutfuse.nn._epilogue import Epilogue, has_hooks
+from pycutfuse.nn._epilogue import Epilogue, has_hooks, hold
 from pycutfuse.ops import _conv_packed
 from pycutfuse.ops._conv_call import Call
 from pycutfuse.ops._conv_memo import ConvMemo
@@ -106,17 +106,16 @@ class TorchConv(PackedModule, _ConvNd):
     """What Conv2d and ConvTranspose2d share: torch's settings and parameters, and a program."""
 
     _torch_class: ClassVar[type[Torch]]
+    epilogue: Epilogue
 
     def _adopt(self, source: Torch, epilogue: Program) -> None:
         for name in _SETTINGS:
             setattr(self, name, getattr(source, name))
         self.weight = cast(nn.Parameter, source.weight)
         self.register_parameter("bias", cast("nn.Parameter | None", source.bias))
-        self.epilogue = Epilogue(epilogue)
+        hold(self, epilogue)
         self._program = self.epilogue.encoded(bias=False)
         self._bare = len(self.epilogue) == 0
-        if self._bare:  # no child, as torch's own has none: tensor parallelism shards all it finds
-            self.__dict__["epilogue"] = self._modules.pop("epilogue")
         self._geometry_of = settings_of(self, source.weight)
         self._geometry = self._make_geometry(source.weight, self.output_padding)
 

@@ -113,3 +113,15 @@ class Epilogue(nn.Module):
     def encoded(self, *, bias: bool) -> Encoded:
         """The program without its operands."""
         return encode([step.step() for step in self], bias=bias)
+
+
+def hold(layer: nn.Module, program: Program) -> None:
+    """Set a layer's ``epilogue``.
+
+    Without steps it is no child, as torch's layer has none: tensor parallelism shards all it finds.
+    """
+    made = Epilogue(program)
+    if len(made) > 0:
+        layer.epilogue = made
+    else:
+        layer.__dict__["epilogue"] = made

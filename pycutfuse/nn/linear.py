@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pycutfuse import config
 from pycutfuse.nn._base import FusedModule, check_source
-from pycutfuse.nn._epilogue import Epilogue, has_hooks
+from pycutfuse.nn._epilogue import Epilogue, has_hooks, hold
 from pycutfuse.ops import _children
 from pycutfuse.ops._contraction import is_strict
 from pycutfuse.ops._linear import NAME, run
@@ -64,6 +64,7 @@ class Linear(FusedModule, nn.Linear):
 
     weight: nn.Parameter
     bias: nn.Parameter | None  # type: ignore[assignment]  # torch's own may be None as well
+    epilogue: Epilogue
 
     _name = NAME
     _run: Callable[..., Tensor] = staticmethod(run)
@@ -89,14 +90,12 @@ class Linear(FusedModule, nn.Linear):
         self.in_features, self.out_features = source.in_features, source.out_features
         self.weight = cast(nn.Parameter, source.weight)
         self.register_parameter("bias", source.bias)
-        self.epilogue = Epilogue(epilogue)
+        hold(self, epilogue)
         # Both, as a bias may be assigned later; with 16 steps there is no room for one.
         self._program = self.epilogue.encoded(bias=False)
         full = len(self.epilogue) == MAX_STEPS
         self._biased = None if full else self.epilogue.encoded(bias=True)
         self._bare = len(self.epilogue) == 0
-        if self._bare:  # no child, as torch's own has none: tensor parallelism shards all it finds
-            self.__dict__["epilogue"] = self._modules.pop("epilogue")
 
     def reset_parameters(self) -> None:
         """Draw weight and bias again, as torch.nn.Linear does."""

@@ -120,7 +120,7 @@ def _check_norm(shape: tuple[int, ...], norm: Norm) -> None:
             "give both or training=True"
         )
     names = ("bn_weight", "bn_bias", "running_mean", "running_var")
-    for name, tensor in zip(names, statistics(norm)[:4], strict=True):
+    for name, tensor in zip(names, norm[:4], strict=True):
         if tensor is not None and (tensor.dim() != 1 or tensor.shape[0] != shape[1]):
             raise RuntimeError(
                 f"{BATCH_NORM}: {name} should contain {shape[1]} elements (output channels) but "
@@ -174,7 +174,7 @@ def by_chain(call: Call) -> Tensor:
     return reference.conv2d_batch_norm(
         *head,
         *program,
-        statistics(norm),
+        norm[:5],
         norm.training,
         norm.momentum,
         norm.eps,

@@ -338,7 +338,7 @@ def launch(recipe: ConvRecipe, call: Call, save: Tensor | None = None) -> Tensor
         )
     numbers, momentum, eps = None, 0.0, 0.0
     if norm is not None:
-        numbers = _norm_numbers(recipe, _conv_call.statistics(norm), save, workspace_at)
+        numbers = _norm_numbers(recipe, norm[:5], save, workspace_at)
         momentum, eps = norm.momentum, norm.eps
     try:
         recipe.run(
