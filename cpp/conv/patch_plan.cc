@@ -64,9 +64,13 @@ class PatchPlan final : public MechanismPlan {
 
 std::string PatchPlan::describe() const {
   std::string text = problem_.packed_weight ? "" : "pack the weight\n";
-  text += to_string(problem_.conv) + ": patches as they are, " + std::to_string(g_.tiles) +
-          " tiles of " + std::to_string(g_.block_h()) + " x " + std::to_string(g_.block_w()) +
-          " pixels and " + std::to_string(instance_.columns) + " channels, " +
+  text += to_string(problem_.conv) + ": patches as they are, ";
+  for (const Part& part : g_.parts) {
+    if (part.tiles() == 0) continue;
+    text += (part.first > 0 ? " and " : "") + std::to_string(g_.batch * part.tiles()) +
+            " tiles of " + std::to_string(part.block_h()) + " x " + std::to_string(part.block_w());
+  }
+  text += " pixels by " + std::to_string(instance_.columns) + " channels, " +
           (instance_.planes == 1 ? "1 plane" : "2 planes");
   if (instance_.planes == 2) {
     text += "; what is below 2^-10 of the largest input in its patch loses accuracy";
@@ -116,8 +120,11 @@ Status PatchPlan::bind(const ConvBuffers& buffers, const void* packed,
   boxes.data = buffers.x.data;
   boxes.sizes = {g_.width, g_.height, g_.channels, g_.batch, 1};
   boxes.strides = {1, g_.width, plane, g_.channels * plane, 0};
-  boxes.box = {g_.box_w, g_.box_h, g_.channels, 1, 1};
-  return encode_boxes(boxes, &params->map);
+  for (int i = 0; i < g_.tables(); ++i) {
+    boxes.box = {g_.parts[i].box_w, g_.parts[i].box_h, g_.channels, 1, 1};
+    if (Status status = encode_boxes(boxes, &params->maps[i]); !status.ok()) return status;
+  }
+  return {};
 }
 
 Status PatchPlan::launch(const ConvBuffers& buffers, void* stream) const noexcept {

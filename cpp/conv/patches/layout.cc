@@ -37,24 +37,39 @@ Geometry as_geometry(const ConvProblem& p) {
   return g;
 }
 
-/// Whether a patch of blocks 2^block_w_log pixels wide can be a box.
-bool cut(int32_t block_w_log, const DeviceProps& device, Geometry* g) {
-  g->block_w_log = block_w_log;
-  g->blocks_w = static_cast<int32_t>(ceil_div(g->out_width, g->block_w()));
-  g->blocks_h = static_cast<int32_t>(ceil_div(g->out_height, g->block_h()));
+/// Cuts `columns` from part.column on into blocks 2^block_w_log pixels wide; false if their patches
+/// can be no boxes.
+bool cut(const Geometry& g, int32_t columns, int32_t block_w_log, Part* part) {
+  part->block_w_log = block_w_log;
+  part->blocks_w = static_cast<int32_t>(ceil_div(columns, part->block_w()));
+  part->blocks_h = static_cast<int32_t>(ceil_div(g.out_height, part->block_h()));
+  part->line = shift::Divisor(part->blocks_w);
+  const int64_t wide = int64_t(part->block_w() - 1) * g.stride_w +
+                       int64_t(g.kernel_w - 1) * g.dilation_w + 1 + g.early;
+  const int64_t high =
+      int64_t(part->block_h() - 1) * g.stride_h + int64_t(g.kernel_h - 1) * g.dilation_h + 1;
+  if (wide > kMostInBox || high > kMostInBox || g.channels > kMostInBox) return false;
+  part->box_w = static_cast<int32_t>(ceil_div(wide, 4) * 4);
+  part->box_h = static_cast<int32_t>(high);
+  // As far as two bytes of the table count.
+  return int64_t(part->box_w) * 4 * high * g.channels < 1 << 16;
+}
+
+/// Cuts the output into blocks 2^wide_log pixels wide, and the columns that remain, if narrow_log
+/// is not 0, into narrower ones.
+bool cut(int32_t wide_log, int32_t narrow_log, const DeviceProps& device, Geometry* g) {
+  const int32_t rest = narrow_log == 0 ? 0 : g->out_width % (1 << wide_log);
+  const int32_t columns = g->out_width - rest;
+  if (columns == 0 || (narrow_log != 0 && rest == 0)) return false;
   // The copy engine's strides are multiples of 16 bytes, and a box begins at one.
   g->copied = g->width % 4 != 0;
   g->early = g->copied ? 0 : (4 - g->pad_w % 4) % 4;
-  const int64_t wide = int64_t(g->block_w() - 1) * g->stride_w +
-                       int64_t(g->kernel_w - 1) * g->dilation_w + 1 + g->early;
-  const int64_t high =
-      int64_t(g->block_h() - 1) * g->stride_h + int64_t(g->kernel_h - 1) * g->dilation_h + 1;
-  if (wide > kMostInBox || high > kMostInBox || g->channels > kMostInBox) return false;
-  g->box_w = static_cast<int32_t>(ceil_div(wide, 4) * 4);
-  // As far as two bytes of the table count.
-  if (ceil_div(wide, 4) * 16 * high * g->channels >= 1 << 16) return false;
-  g->box_h = static_cast<int32_t>(high);
-  const int64_t tiles = int64_t(g->batch) * g->blocks_w * g->blocks_h;
+  if (!cut(*g, columns, wide_log, &g->parts[0])) return false;
+  Part& second = g->parts[1];
+  second.column = columns;
+  second.first = g->parts[0].tiles();
+  if (rest > 0 && !cut(*g, rest, narrow_log, &second)) return false;
+  const int64_t tiles = int64_t(g->batch) * g->tiles_of_image();
   if (tiles >= 1 << 30) return false;
   g->tiles = static_cast<int32_t>(tiles);
   g->blocks = std::min(device.sm_count, static_cast<int32_t>(ceil_div(tiles, kGroups)));
@@ -62,9 +77,13 @@ bool cut(int32_t block_w_log, const DeviceProps& device, Geometry* g) {
   return true;
 }
 
-/// What tiles cost, those of fewer pixels, larger patches and shorter runs of results more.
+/// What tiles cost, those of larger patches and shorter runs of results more.
 double cost(const Geometry& g) {
-  return double(g.tiles) * (1.0 + g.patch_bytes() / 4e5 + 4.0 / g.block_w());
+  double sum = 0.0;
+  for (const Part& part : g.parts) {
+    sum += part.tiles() * (1.0 + g.patch_values(part) / 1e5 + 4.0 / part.block_w());
+  }
+  return g.batch * sum;
 }
 
 Status check(const FusedConvProblem& problem, const DeviceProps& device) {
@@ -110,12 +129,14 @@ Status lay_out(const FusedConvProblem& problem, const DeviceProps& device, const
                 "%s: no such patch kernel has so many output channels",
                 to_string(problem.conv).c_str());
   double least = INFINITY;
-  for (int32_t block_w_log = 3; block_w_log <= 6; ++block_w_log) {
-    Geometry g = whole;
-    if (!cut(block_w_log, device, &g)) continue;
-    if ((*instance)->shared_bytes(g) > device.shared_bytes || cost(g) >= least) continue;
-    least = cost(g);
-    *geometry = g;
+  for (int32_t wide_log = 3; wide_log <= 6; ++wide_log) {
+    for (int32_t narrow_log = 2; narrow_log < wide_log; ++narrow_log) {
+      Geometry g = whole;
+      if (!cut(wide_log, narrow_log == 2 ? 0 : narrow_log, device, &g)) continue;
+      if ((*instance)->shared_bytes(g) > device.shared_bytes || cost(g) >= least) continue;
+      least = cost(g);
+      *geometry = g;
+    }
   }
   CUTFUSE_CHECK(least < INFINITY, Code::kNotSupported,
                 "%s: weights and patches do not fit into shared memory",
@@ -132,8 +153,9 @@ double estimate(const FusedConvProblem& problem, const Instance& instance, const
   const double columns = instance.columns;
   const double result = (two ? 0.032 : 0.023) + (g.out_width % 4 == 0 ? 0 : 0.0048);
   const double chunk = two ? (short_sums ? 0.0075 : 0.0067) : (short_sums ? 0.0057 : 0.0046);
-  const double rows = double(g.channels) * g.box_h;
-  const double patch = g.copied ? 0.00058 * g.patch_values() + 0.02 * rows : 0.0065 * rows;
+  const double rows = double(g.channels) * g.parts[0].box_h;
+  const double patch =
+      g.copied ? 0.00058 * g.patch_values(g.parts[0]) + 0.02 * rows : 0.0065 * rows;
   const double tile = columns * (result + double(ceil_div(g.terms, 32)) * chunk) + patch;
   const auto waves = double(ceil_div(g.tiles, int64_t(kGroups) * device.sm_count));
   const double bytes =

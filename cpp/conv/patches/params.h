@@ -28,7 +28,21 @@ inline constexpr int32_t kShort = 128, kMiddling = 256;
 
 /// Of a tile, or from one to another.
 struct Position {
-  int32_t image, row, column;  // of tiles
+  int32_t image, tile;  // of its image
+};
+
+/// Columns of the output that are cut into blocks of one shape.
+struct Part {
+  int32_t column = 0;       // the first
+  int32_t first = 0;        // tile of an image
+  int32_t block_w_log = 0;  // of a tile's pixels
+  int32_t blocks_w = 0, blocks_h = 0;
+  int32_t box_w = 0, box_h = 0;  // of a patch, in values of x
+  shift::Divisor line;           // blocks_w
+
+  constexpr int32_t block_w() const { return 1 << block_w_log; }
+  constexpr int32_t block_h() const { return kPixels >> block_w_log; }
+  constexpr int32_t tiles() const { return blocks_w * blocks_h; }
 };
 
 /// A convolution in one group, cut into tiles.
@@ -36,30 +50,36 @@ struct Geometry {
   int32_t batch, channels, height, width;
   int32_t out_channels, out_height, out_width;
   int32_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  int32_t terms;        // of a sum: channels * kernel_h * kernel_w
-  int32_t block_w_log;  // of a tile's pixels
-  int32_t blocks_w, blocks_h;
-  int32_t tiles;         // of all images
-  int32_t blocks;        // of the launch
-  Position step;         // of a warpgroup, from tile to tile
-  bool copied;           // value by value: rows of x do not begin at multiples of 16 bytes
-  int32_t early;         // columns of a patch before the first that a filter meets
-  int32_t box_w, box_h;  // of a patch, in values of x
+  int32_t terms;  // of a sum: channels * kernel_h * kernel_w
+  /// The second of narrower blocks, for columns that would leave most of a block empty; or of none.
+  Part parts[2];
+  int32_t tiles;   // of all images
+  int32_t blocks;  // of the launch
+  Position step;   // of a warpgroup, from tile to tile
+  bool copied;     // value by value: rows of x do not begin at multiples of 16 bytes
+  int32_t early;   // columns of a patch before the first that a filter meets
 
   constexpr int32_t taps() const { return kernel_h * kernel_w; }
   constexpr int32_t slabs() const { return (terms + kSlab - 1) / kSlab; }
+  constexpr int32_t tiles_of_image() const { return parts[0].tiles() + parts[1].tiles(); }
   constexpr Position position(int32_t tile) const {
-    const int32_t line = tile / blocks_w, image = line / blocks_h;
-    return {image, line - image * blocks_h, tile - line * blocks_w};
+    return {tile / tiles_of_image(), tile % tiles_of_image()};
   }
   /// Of a warpgroup. Of few PyTorch's error may be smaller: 2.8e-7 of 288 lognormal terms, where
   /// sums promoted every 64 had 5.0e-7 (H200).
   constexpr bool many_tiles() const { return tiles >= 16 * kGroups * blocks; }
-  constexpr int32_t block_w() const { return 1 << block_w_log; }
-  constexpr int32_t block_h() const { return kPixels >> block_w_log; }
   constexpr int32_t out_pixels() const { return out_height * out_width; }
-  constexpr int32_t patch_values() const { return channels * box_h * box_w; }
-  constexpr int32_t patch_bytes() const { return (patch_values() * 4 + 127) / 128 * 128; }
+  constexpr int32_t patch_values(const Part& part) const {
+    return channels * part.box_h * part.box_w;
+  }
+  /// Of the larger part's.
+  constexpr int32_t patch_bytes() const {
+    const int32_t first = patch_values(parts[0]), second = patch_values(parts[1]);
+    return ((first > second ? first : second) * 4 + 127) / 128 * 128;
+  }
+  /// Of the table of a part's terms.
+  constexpr int32_t table_bytes() const { return slabs() * kSlab * 2; }
+  constexpr int32_t tables() const { return parts[1].tiles() > 0 ? 2 : 1; }
 };
 
 /// Of planes of `columns` rows.
@@ -81,7 +101,7 @@ struct PackParams {
 Status pack(const PackParams& params, void* stream) noexcept;
 
 struct Params {
-  CUtensorMap map;  // of x: boxes are patches; not if they are copied
+  CUtensorMap maps[2];  // of x, for each part: boxes are patches; not if they are copied
   Geometry g = {};
   const void* packed = nullptr;
   /// Its a and b are x and the weight with its strides, read only to repair.

@@ -27,7 +27,7 @@ struct Shared {
   CUTLASS_HOST_DEVICE explicit Shared(const Geometry& g) {
     patches = g.slabs() * slab_bytes(kN, kPlanes);  // weights come first
     table = patches + kGroups * g.patch_bytes();
-    slots = table + g.slabs() * kSlab * 2;
+    slots = table + g.tables() * g.table_bytes();
     control = slots + gemm::kSlots<PatchCoordinates<kN>> * kN * 4;
     total = control + 8 * (kGroups + 1) + 32 * kGroups;
   }
@@ -35,13 +35,14 @@ struct Shared {
 
 /// How far from where a pixel's filter begins the value of each term is: of 16 terms, those of each
 /// of four lanes follow each other.
-CUTLASS_DEVICE void write_table(const Geometry& g, uint16_t* table) {
+CUTLASS_DEVICE void write_table(const Geometry& g, const Part& part, uint16_t* table) {
   for (int32_t term = threadIdx.x; term < g.slabs() * kSlab; term += blockDim.x) {
     const int32_t known = min(term, g.terms - 1);  // weights of others are zeros
     const int32_t channel = known / g.taps();
     const int32_t tap = known - channel * g.taps();
     const int32_t r = tap / g.kernel_w, s = tap - r * g.kernel_w;
-    const int32_t values = (channel * g.box_h + r * g.dilation_h) * g.box_w + s * g.dilation_w;
+    const int32_t row = channel * part.box_h + r * g.dilation_h;
+    const int32_t values = row * part.box_w + s * g.dilation_w;
     table[term / 16 * 16 + term % 4 * 4 + term % 16 / 4] = static_cast<uint16_t>(4 * values);
   }
 }
@@ -84,13 +85,15 @@ class Walk {
   CUTLASS_DEVICE void load() const {
     const Geometry& g = p_.g;
     if (tile_.image >= g.batch) return;
-    const int32_t left = tile_.column * g.block_w() * g.stride_w - g.pad_w - g.early;
-    const int32_t top = tile_.row * g.block_h() * g.stride_h - g.pad_h;
+    const Place at = place(tile_.tile);
+    const int32_t left = at.column * g.stride_w - g.pad_w - g.early;
+    const int32_t top = at.row * g.stride_h - g.pad_h;
+    const Part& part = g.parts[at.part];
     if (g.copied) {
-      copy(left, top);
+      copy(part, left, top);
     } else if (threadIdx.x % 128 == 0) {
-      Barrier::arrive_and_expect_tx(full_, g.patch_values() * 4);
-      cute::SM90_TMA_LOAD_5D::copy(&p_.map, full_,
+      Barrier::arrive_and_expect_tx(full_, g.patch_values(part) * 4);
+      cute::SM90_TMA_LOAD_5D::copy(&p_.maps[at.part], full_,
                                    static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
                                    patch_, left, top, 0, tile_.image, 0);
     }
@@ -105,17 +108,10 @@ class Walk {
     at.columns = g.out_channels;
     at.staged = slots + lane % 4 * 8;
     at.out_pixels = g.out_pixels();
-    Pixels pixels;
-    pixels.table = table + lane % 4 * 8;
-    const int32_t down = row >> g.block_w_log, right = row & (g.block_w() - 1);
-    pixels.first =
-        shared_address(patch_) + 4 * (down * g.stride_h * g.box_w + right * g.stride_w + g.early);
-    const uint32_t second = 4 * (g.block_w() > 8 ? 8 * g.stride_w : g.stride_h * g.box_w);
-    pixels.second = __shfl_sync(0xffffffffu, second, 0);  // so a load's uniform offset: no addition
-    asm volatile("" : "+r"(pixels.first));  // else it is computed again for every chunk
     if constexpr (kPlanes == 2) begin_apart();
     for (uint32_t phase = 0; tile_.image < g.batch; phase ^= 1) {
       float sum[kN / 2];
+      const Pixels pixels = pixels_of(row, table);
       Barrier::wait(full_, phase);
       __syncwarp();  // so that the compiler knows the warp to be whole: descriptors are uniform
       Multiplier<kN, kPlanes> multiplier(pixels, power_of_two(-exponent_), weights, g.terms);
@@ -136,22 +132,54 @@ class Walk {
       go_on();
       load();
       at.image = tile.image;
+      const Place begin = place(tile.tile);
       CUTLASS_PRAGMA_UNROLL
-      for (int r = 0; r < 2; ++r) at.inside[r] = find(tile, row + 8 * r, &at.pixel[r]);
+      for (int r = 0; r < 2; ++r) at.inside[r] = find(begin, row + 8 * r, &at.pixel[r]);
       finish<kN>(p_, columns_plain && largest < kInfinity, -exponent_, sum, at);
     }
   }
 
  private:
+  /// Where a tile begins in the output.
+  struct Place {
+    int32_t part, row, column;
+  };
+
+  CUTLASS_DEVICE Place place(int32_t tile) const {
+    const int32_t second = tile >= p_.g.parts[1].first ? 1 : 0;
+    const Part& part = p_.g.parts[second];
+    const int32_t of_part = tile - part.first, line = part.line.divide(of_part);
+    return {second, line * part.block_h(),
+            part.column + (of_part - line * part.blocks_w) * part.block_w()};
+  }
+
+  /// Of this thread, in the patch of the tile.
+  CUTLASS_DEVICE Pixels pixels_of(int row, uint32_t table) const {
+    const Geometry& g = p_.g;
+    const int32_t second = tile_.tile >= g.parts[1].first ? 1 : 0;
+    const Part& part = g.parts[second];
+    const int32_t down = row >> part.block_w_log, right = row & (part.block_w() - 1);
+    const int32_t line = g.stride_h * part.box_w;
+    Pixels pixels;
+    pixels.table = table + second * g.table_bytes() + threadIdx.x % 4 * 8;
+    pixels.first = shared_address(patch_) + 4 * (down * line + right * g.stride_w + g.early);
+    const uint32_t further = 4 * (part.block_w() > 8 ? 8 * g.stride_w : line);
+    // A load's uniform offset: no addition.
+    pixels.second = __shfl_sync(0xffffffffu, further, 0);
+    asm volatile("" : "+r"(pixels.first));  // else it is computed again for every chunk
+    return pixels;
+  }
+
   /// Measures the patch and multiplies it with a scale that suits it. Returns the largest
   /// magnitude.
   CUTLASS_DEVICE uint32_t multiply_again(const Pixels& pixels, uint32_t weights, uint32_t phase,
                                          float (&sum)[kN / 2]) {
-    const uint32_t bits =
-        largest_finite(patch_, p_.g.patch_values(), group_, words_ + 4 * (phase ^ 1));
+    const Geometry& g = p_.g;
+    const int32_t values = g.patch_values(g.parts[tile_.tile >= g.parts[1].first ? 1 : 0]);
+    const uint32_t bits = largest_finite(patch_, values, group_, words_ + 4 * (phase ^ 1));
     // 2^-exponent, normal as its inverse is, puts it in [2^13, 2^14).
     if (bits != 0) exponent_ = static_cast<int>(max(bits >> 23, 14u)) - 140;
-    Multiplier<kN, kPlanes> multiplier(pixels, power_of_two(-exponent_), weights, p_.g.terms);
+    Multiplier<kN, kPlanes> multiplier(pixels, power_of_two(-exponent_), weights, g.terms);
     multiplier.template run<kPlanes == 2 ? 16 : 64>(1.f, sum);
     return largest_of_all(multiplier.largest(), group_, words_ + 4 * phase);
   }
@@ -174,47 +202,43 @@ class Walk {
   }
 
   /// Row by row, a warp each.
-  CUTLASS_DEVICE void copy(int32_t left, int32_t top) const {
+  CUTLASS_DEVICE void copy(const Part& part, int32_t left, int32_t top) const {
     const Geometry& g = p_.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     const auto* x = static_cast<const float*>(p_.epilogue.a.data);
     const int64_t plane = int64_t(g.height) * g.width;
     const float* image = x + int64_t(tile_.image) * g.channels * plane + left;
     for (int32_t channel = 0, y = warp; channel < g.channels; image += plane, ++channel) {
-      for (; y < g.box_h; y += 4) {
+      for (; y < part.box_h; y += 4) {
         const bool inside = top + y >= 0 && top + y < g.height;
         const float* line = image + int64_t(top + y) * g.width;
-        char* to = patch_ + (channel * g.box_h + y) * g.box_w * 4;
-        for (int32_t i = lane; i < g.box_w; i += 32) {
+        char* to = patch_ + (channel * part.box_h + y) * part.box_w * 4;
+        for (int32_t i = lane; i < part.box_w; i += 32) {
           const bool exists = inside && left + i >= 0 && left + i < g.width;
           copy_async<4>(to + 4 * i, exists ? line + i : x, exists ? 4 : 0);
         }
       }
-      y -= g.box_h;
+      y -= part.box_h;
     }
     cutlass::arch::cpasync_barrier_arrive_noinc(full_);
   }
 
   CUTLASS_DEVICE void go_on() {
     const Geometry& g = p_.g;
-    tile_.column += g.step.column;
-    tile_.row += g.step.row;
+    tile_.tile += g.step.tile;
     tile_.image += g.step.image;
-    if (tile_.column >= g.blocks_w) {
-      tile_.column -= g.blocks_w;
-      ++tile_.row;
-    }
-    if (tile_.row >= g.blocks_h) {
-      tile_.row -= g.blocks_h;
+    if (tile_.tile >= g.tiles_of_image()) {
+      tile_.tile -= g.tiles_of_image();
       ++tile_.image;
     }
   }
 
   /// Pixel `row` of a tile, in its plane; where there is none, one that exists.
-  CUTLASS_DEVICE bool find(const Position& tile, int row, int32_t* pixel) const {
+  CUTLASS_DEVICE bool find(const Place& begin, int row, int32_t* pixel) const {
     const Geometry& g = p_.g;
-    const int32_t p = tile.row * g.block_h() + (row >> g.block_w_log);
-    const int32_t q = tile.column * g.block_w() + (row & (g.block_w() - 1));
+    const Part& part = g.parts[begin.part];
+    const int32_t p = begin.row + (row >> part.block_w_log);
+    const int32_t q = begin.column + (row & (part.block_w() - 1));
     *pixel = min(p, g.out_height - 1) * g.out_width + min(q, g.out_width - 1);
     return p < g.out_height && q < g.out_width;
   }
@@ -241,7 +265,10 @@ __global__ void __launch_bounds__(kGroups * 128, 1)
     Barrier::init(packed, 1);
     cutlass::arch::fence_barrier_init();
   }
-  write_table(g, reinterpret_cast<uint16_t*>(shared + at.table));
+  for (int i = 0; i < g.tables(); ++i) {
+    char* table = shared + at.table + i * g.table_bytes();
+    write_table(g, g.parts[i], reinterpret_cast<uint16_t*>(table));
+  }
   cutlass::arch::fence_view_async_shared();
   __syncthreads();
   wait_for_previous_kernels();
