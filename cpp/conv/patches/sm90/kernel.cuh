@@ -127,7 +127,7 @@ class Walk {
       }
       // All have read the patch then. Words are taken in turn: none is written while it is read.
       uint32_t largest = largest_of_all(multiplier.largest(), group_, words_ + 4 * phase);
-      if (!fits(largest)) largest = multiply_again(pixels, weights, phase, sum);
+      if (!fits(largest)) largest = multiply_again(pixels, weights, phase, largest, sum);
       const Position tile = tile_;
       go_on();
       load();
@@ -171,14 +171,15 @@ class Walk {
   }
 
   /// Measures the patch and multiplies it with a scale that suits it. Returns the largest
-  /// magnitude.
+  /// magnitude, which was `largest`.
   CUTLASS_DEVICE uint32_t multiply_again(const Pixels& pixels, uint32_t weights, uint32_t phase,
-                                         float (&sum)[kN / 2]) {
+                                         uint32_t largest, float (&sum)[kN / 2]) {
     const Geometry& g = p_.g;
     const int32_t values = g.patch_values(g.parts[tile_.tile >= g.parts[1].first ? 1 : 0]);
     const uint32_t bits = largest_finite(patch_, values, group_, words_ + 4 * (phase ^ 1));
+    if (bits == 0) return largest;  // of zeros any scale suits
     // 2^-exponent, normal as its inverse is, puts it in [2^13, 2^14).
-    if (bits != 0) exponent_ = static_cast<int>(max(bits >> 23, 14u)) - 140;
+    exponent_ = static_cast<int>(max(bits >> 23, 14u)) - 140;
     Multiplier<kN, kPlanes> multiplier(pixels, power_of_two(-exponent_), weights, g.terms);
     multiplier.template run<kPlanes == 2 ? 16 : 64>(1.f, sum);
     return largest_of_all(multiplier.largest(), group_, words_ + 4 * phase);
