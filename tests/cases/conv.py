@@ -209,6 +209,9 @@ PATCHES = [
     ConvCase(3, 77, (10, 10), (53, 99), 3, stride=3, padding=1),
     ConvCase(7, 50, (5, 5), (23, 13), None, stride=2, padding=3, bias=False),
     ConvCase(9, 64, (3, 3), (14, 14), 5, padding=2, dilation=2),
+    # Blocks of two shapes.
+    ConvCase(3, 40, (7, 7), (19, 110), 2, stride=2, padding=3),
+    ConvCase(6, 20, (3, 3), (13, 56), 3, padding=1),
 ]
 # What no kernel takes: of 8 channels a group and more, results of one pixel and the longest sums
 # in several groups, and transposed convolutions with strides and dilation.

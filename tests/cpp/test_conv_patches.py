@@ -118,3 +118,17 @@ def test_what_is_not_contiguous_fp32_is_refused(changes: dict[str, Any]) -> None
 def test_what_does_not_fit_says_why(shape: tuple[Any, ...], words: str) -> None:
     with pytest.raises(NotImplementedError, match=words):
         _C.make_conv_plan(patches(shape), H200, policy(96))
+
+
+@pytest.mark.parametrize(
+    ("width", "words"),
+    [
+        (224, "2688 tiles of 4 x 16 and 448 tiles of 8 x 8 pixels"),  # 55 = 3 * 16 + 7
+        (260, "3584 tiles of 2 x 32 pixels"),  # 64
+        (72, "896 tiles of 4 x 16 and 448 tiles of 8 x 8 pixels"),  # 17 = 16 + 1
+    ],
+)
+def test_columns_that_whole_blocks_leave_are_narrower_ones(width: int, words: str) -> None:
+    made = patches((64, 3, 224, width, 96, 11, 4, 2, 1, 1, False))
+    plan = _C.make_conv_plan(made, H200, policy(96))
+    assert words in plan.describe()

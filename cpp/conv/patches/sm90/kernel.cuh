@@ -111,8 +111,8 @@ class Walk {
     if constexpr (kPlanes == 2) begin_apart();
     for (uint32_t phase = 0; tile_.image < g.batch; phase ^= 1) {
       float sum[kN / 2];
-      const Pixels pixels = pixels_of(row, table);
       Barrier::wait(full_, phase);
+      const Pixels pixels = pixels_of(row, table);
       __syncwarp();  // so that the compiler knows the warp to be whole: descriptors are uniform
       Multiplier<kN, kPlanes> multiplier(pixels, power_of_two(-exponent_), weights, g.terms);
       // Of short sums, the truncation of single instructions shows.
@@ -177,7 +177,7 @@ class Walk {
     const Geometry& g = p_.g;
     const int32_t values = g.patch_values(g.parts[tile_.tile >= g.parts[1].first ? 1 : 0]);
     const uint32_t bits = largest_finite(patch_, values, group_, words_ + 4 * (phase ^ 1));
-    if (bits == 0) return largest;  // of zeros any scale suits
+    if (__all_sync(0xffffffffu, bits == 0) != 0) return largest;  // of zeros any scale suits
     // 2^-exponent, normal as its inverse is, puts it in [2^13, 2^14).
     exponent_ = static_cast<int>(max(bits >> 23, 14u)) - 140;
     Multiplier<kN, kPlanes> multiplier(pixels, power_of_two(-exponent_), weights, g.terms);
