@@ -98,6 +98,7 @@ Status PatchPlan::bind(const ConvBuffers& buffers, const void* packed,
                        Params* params) const noexcept {
   params->g = g_;
   params->packed = packed;
+  params->x_is_complete = !problem_.packed_weight;
   params->promotion = buffers.promotion;
   gemm::EpilogueArguments& epilogue = params->epilogue;
   FusedBuffers linear;

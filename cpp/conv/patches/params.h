@@ -103,6 +103,8 @@ Status pack(const PackParams& params, void* stream) noexcept;
 struct Params {
   CUtensorMap maps[2];  // of x, for each part: boxes are patches; not if they are copied
   Geometry g = {};
+  /// As of shift::Params.
+  bool x_is_complete = false;
   const void* packed = nullptr;
   /// Its a and b are x and the weight with its strides, read only to repair.
   gemm::EpilogueArguments epilogue;

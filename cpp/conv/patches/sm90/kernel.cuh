@@ -272,9 +272,10 @@ __global__ void __launch_bounds__(kGroups * 128, 1)
   }
   cutlass::arch::fence_view_async_shared();
   __syncthreads();
-  wait_for_previous_kernels();
+  if (!params.x_is_complete) wait_for_previous_kernels();
   Walk<kN, kPlanes> walk(params, at, shared);
   walk.load();
+  if (params.x_is_complete) wait_for_previous_kernels();
   if (threadIdx.x == 0) {
     constexpr int kBytes = slab_bytes(kN, kPlanes);
     const int count = g.slabs();
