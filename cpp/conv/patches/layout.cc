@@ -13,6 +13,7 @@ namespace {
 using shift::ceil_div;
 
 constexpr int32_t kMostInBox = 256;
+constexpr int32_t kNarrowest = 3, kWidest = 6;  // of blocks, as logarithms
 
 /// Of the convolution alone.
 Geometry as_geometry(const ConvProblem& p) {
@@ -129,14 +130,16 @@ Status lay_out(const FusedConvProblem& problem, const DeviceProps& device, const
                 "%s: no such patch kernel has so many output channels",
                 to_string(problem.conv).c_str());
   double least = INFINITY;
-  for (int32_t wide_log = 3; wide_log <= 6; ++wide_log) {
-    for (int32_t narrow_log = 2; narrow_log < wide_log; ++narrow_log) {
-      Geometry g = whole;
-      if (!cut(wide_log, narrow_log == 2 ? 0 : narrow_log, device, &g)) continue;
-      if ((*instance)->shared_bytes(g) > device.shared_bytes || cost(g) >= least) continue;
-      least = cost(g);
-      *geometry = g;
-    }
+  const auto consider = [&](int32_t wide_log, int32_t narrow_log) {
+    Geometry g = whole;
+    if (!cut(wide_log, narrow_log, device, &g)) return;
+    if ((*instance)->shared_bytes(g) > device.shared_bytes || cost(g) >= least) return;
+    least = cost(g);
+    *geometry = g;
+  };
+  for (int32_t wide_log = kNarrowest; wide_log <= kWidest; ++wide_log) {
+    consider(wide_log, 0);
+    for (int32_t log = kNarrowest; log < wide_log; ++log) consider(wide_log, log);
   }
   CUTFUSE_CHECK(least < INFINITY, Code::kNotSupported,
                 "%s: weights and patches do not fit into shared memory",
