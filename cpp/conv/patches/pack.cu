@@ -2,29 +2,27 @@
 /// The weight as the patch kernel's slabs.
 #include <cuda_fp16.h>
 
+#include "conv/packing.cuh"
 #include "conv/patches/params.h"
-#include "conv/row_exponent.cuh"
 #include "core/launch.h"
 #include "program/fold.cuh"
 
 namespace cutfuse::conv::patches {
 namespace {
 
-constexpr int kThreads = 512;  // of a block, which packs one row
-
 /// Of the divisions for each term.
 struct Divisors {
   shift::Divisor taps, kernel_w;
 };
 
-__device__ float weight_at(const PackParams& p, const Divisors& by, int32_t row, int32_t term) {
-  if (row >= p.g.out_channels || term >= p.g.terms) return 0.f;
+/// Of a term of a row, or kNoTap.
+__device__ int64_t index_of(const PackParams& p, const Divisors& by, int32_t row, int32_t term) {
+  if (row >= p.g.out_channels || term >= p.g.terms) return shift::WeightView::kNoTap;
   const int32_t channel = by.taps.divide(term);
   const int32_t tap = term - channel * p.g.taps();
   const int32_t r = by.kernel_w.divide(tap);
   const shift::WeightView& w = p.weight;
-  return __ldg(static_cast<const float*>(w.data) + row * w.k + channel * w.c + r * w.r +
-               (tap - r * p.g.kernel_w) * w.s);
+  return row * w.k + channel * w.c + r * w.r + (tap - r * p.g.kernel_w) * w.s;
 }
 
 /// Byte `byte` of a row's 128, swizzled by those as the tensor cores read them.
@@ -32,30 +30,43 @@ __device__ int32_t swizzled(int32_t row, int32_t byte) {
   return row * kRowBytes + (byte ^ row % 8 * 16);
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kMostThreads)
     pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ Divisors by) {
-  wait_for_previous_kernels();
   const auto row = static_cast<int32_t>(blockIdx.x);
-  const int32_t thread = threadIdx.x;
+  const int32_t thread = threadIdx.x, threads = blockDim.x;
+  const auto load = [&](int64_t at) {
+    return at == shift::WeightView::kNoTap ? 0.f : static_cast<const float*>(p.weight.data)[at];
+  };
+  // What needs no value is done while the kernel before this one ends.
+  const int64_t at_first = index_of(p, by, row, thread);
+  if (at_first != shift::WeightView::kNoTap) {
+    prefetch_value(p.weight.data, at_first, DType::kFloat32);
+  }
+  wait_for_previous_kernels();
+  const float first = load(at_first);
   auto* to = static_cast<char*>(p.packed);
   const int32_t bytes = slab_bytes(p.columns, p.planes);
   bool finite = true;
   float largest = 0.f;
-#pragma unroll 1
-  for (int32_t i = thread; i < p.g.terms; i += kThreads) {
-    const float magnitude = fabsf(weight_at(p, by, row, i));
+  const auto measure = [&](float value) {
+    const float magnitude = fabsf(value);
     if (isfinite(magnitude)) {
       largest = fmaxf(largest, magnitude);
     } else {
       finite = false;
     }
+  };
+  measure(first);
+#pragma unroll 1
+  for (int32_t i = thread + threads; i < p.g.terms; i += threads) {
+    measure(load(index_of(p, by, row, i)));
   }
   finite = __syncthreads_and(finite) != 0;
-  const int32_t exponent = row_exponent_of<kThreads>(largest);
+  const int32_t exponent = row_exponent_of(largest);
   if (thread == 0) p.words[row] = 2 * exponent + (finite ? 0 : 1);
 #pragma unroll 1
-  for (int32_t i = thread; i < p.g.slabs() * kSlab; i += kThreads) {
-    float value = weight_at(p, by, row, i);
+  for (int32_t i = thread; i < p.g.slabs() * kSlab; i += threads) {
+    float value = i == thread ? first : load(index_of(p, by, row, i));
     if (!isfinite(value)) value = 0.f;
     scale_exactly(value, -exponent);
     // A thread's two values of eight follow each other in a register, and lie four apart in x.
@@ -72,8 +83,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 Status pack(const PackParams& params, void* stream) noexcept {
-  return launch(&pack_kernel, dim3(static_cast<unsigned>(params.columns)), dim3(kThreads), 0,
-                stream, params,
+  return launch(&pack_kernel, dim3(static_cast<unsigned>(params.columns)),
+                dim3(row_threads(params.g.slabs() * kSlab)), 0, stream, params,
                 Divisors{shift::Divisor(params.g.taps()), shift::Divisor(params.g.kernel_w)});
 }
 

@@ -3,7 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "conv/row_exponent.cuh"
+#include "conv/packing.cuh"
 #include "conv/shift/params.h"
 #include "core/launch.h"
 #include "device/values.cuh"
@@ -11,10 +11,6 @@
 
 namespace cutfuse::conv::shift {
 namespace {
-
-/// Of a block, which packs one row. A thread keeps its first element and reads the others, which
-/// are few, twice: a kernel that runs once pays for each instruction that it fetches.
-constexpr int kThreads = 1024;
 
 /// Of the divisions for each element of the weight.
 struct Divisors {
@@ -38,10 +34,10 @@ __device__ int32_t index_of(int32_t at, const Divisor& dilation, int32_t kernel)
   return rest_of(at, dilation, index) == 0 && index < kernel ? index : -1;
 }
 
-/// Element `lane` of a half, for an output channel of `group`; 0 where there is none.
-__device__ float weight_at(const PrepareParams& p, const Divisors& by, int32_t group,
-                           const MadeChannel& to, Half half, int32_t lane, int32_t stacked) {
-  if (half.group < 0 || to.channel < 0) return 0.f;
+/// Where element `lane` of a half is in the weight, for an output channel of `group`, or kNoTap.
+__device__ int64_t index_of(const PrepareParams& p, const Divisors& by, int32_t group,
+                            const MadeChannel& to, Half half, int32_t lane, int32_t stacked) {
+  if (half.group < 0 || to.channel < 0) return WeightView::kNoTap;
   // As lane_channel().
   const int32_t q = half.group * kLanes + lane;
   const int32_t quotient = by.channels.divide(q);
@@ -54,16 +50,17 @@ __device__ float weight_at(const PrepareParams& p, const Divisors& by, int32_t g
   const int32_t r =
       tap_h < 0 ? -1 : index_of(tap_h * p.g.stride_h + phase_h, by.dilation_h, p.g.kernel_h);
   const int32_t s = index_of(half.tap_w * p.g.stride_w + phase_w, by.dilation_w, p.g.kernel_w);
-  if (channel >= p.g.channels || r < 0 || s < 0) return 0.f;
-  const int64_t at = p.weight.index(p.g, group, to, channel, r, s);
-  return at == WeightView::kNoTap ? 0.f : load_value(p.weight.data, at, p.dtype);
+  if (channel >= p.g.channels || r < 0 || s < 0) return WeightView::kNoTap;
+  return p.weight.index(p.g, group, to, channel, r, s);
 }
 
 __device__ uint16_t narrow(float value, DType element) {
   return static_cast<uint16_t>(pack_pair(value, 0.f, element) & 0xffffu);
 }
 
-/// Row `row` of the tiles of (group, m tile) `outer`.
+/// Row `row` of the tiles of (group, m tile) `outer`. A thread keeps its first element and reads
+/// the others, which are few, twice: a kernel that runs once pays for each instruction that it
+/// fetches.
 __device__ void pack_row(const PrepareParams& p, const Divisors& by, int32_t outer, int32_t row) {
   const Geometry& g = p.g;
   const int32_t group = outer / g.m_tiles;
@@ -72,9 +69,13 @@ __device__ void pack_row(const PrepareParams& p, const Divisors& by, int32_t out
   const int32_t stacked = stacked_row(g, row);
   const int32_t rows = g.weight_rows;
   const int32_t elements = p.steps * 16;
-  const auto element = [&](int32_t i) {
-    return weight_at(p, by, group, to, p.halves[i / 8], i % 8, stacked);
+  const auto find = [&](int32_t i) {
+    return index_of(p, by, group, to, p.halves[i / 8], i % 8, stacked);
   };
+  const auto load = [&](int64_t at) {
+    return at == WeightView::kNoTap ? 0.f : load_mutable(p.weight.data, at, p.dtype);
+  };
+  const auto element = [&](int32_t i) { return load(find(i)); };
   bool finite = true;
   float largest = 0.f;
   const auto measure = [&](float value) {
@@ -85,13 +86,17 @@ __device__ void pack_row(const PrepareParams& p, const Divisors& by, int32_t out
       finite = false;
     }
   };
-  const int32_t thread = threadIdx.x;
-  const float first = thread < elements ? element(thread) : 0.f;
+  const int32_t thread = threadIdx.x, threads = blockDim.x;
+  // What needs no value is done while the kernel before this one ends.
+  const int64_t at_first = thread < elements ? find(thread) : WeightView::kNoTap;
+  if (at_first != WeightView::kNoTap) prefetch_value(p.weight.data, at_first, p.dtype);
+  wait_for_previous_kernels();
+  const float first = load(at_first);
   measure(first);
 #pragma unroll 1
-  for (int32_t i = thread + kThreads; i < elements; i += kThreads) measure(element(i));
+  for (int32_t i = thread + threads; i < elements; i += threads) measure(element(i));
   finite = __syncthreads_and(finite) != 0;
-  const int32_t exponent = p.dtype != DType::kFloat16 ? row_exponent_of<kThreads>(largest) : 0;
+  const int32_t exponent = p.dtype != DType::kFloat16 ? row_exponent_of(largest) : 0;
   if (thread == 0) p.exponents[outer * rows + row] = RowExponent::make(exponent, finite).word;
   char* tiles =
       static_cast<char*>(p.packed) + int64_t(outer) * p.steps * p.planes * rows * kRowStepBytes;
@@ -108,12 +113,11 @@ __device__ void pack_row(const PrepareParams& p, const Divisors& by, int32_t out
     }
   };
 #pragma unroll 1
-  for (int32_t i = thread; i < elements; i += kThreads) pack(i, i == thread ? first : element(i));
+  for (int32_t i = thread; i < elements; i += threads) pack(i, i == thread ? first : element(i));
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kMostThreads)
     prepare_kernel(const __grid_constant__ PrepareParams p, const __grid_constant__ Divisors by) {
-  wait_for_previous_kernels();
   const int32_t rows = p.g.weight_rows;
   const int32_t packed_rows = p.packed == nullptr ? 0 : p.g.groups * p.g.m_tiles * rows;
   const auto block = static_cast<int32_t>(blockIdx.x);
@@ -121,8 +125,9 @@ __global__ void __launch_bounds__(kThreads)
     pack_row(p, by, block / rows, block % rows);
     return;
   }
+  wait_for_previous_kernels();
   // A word to clear, or a channel.
-  const int64_t index = int64_t(block - packed_rows) * kThreads + threadIdx.x;
+  const int64_t index = int64_t(block - packed_rows) * blockDim.x + threadIdx.x;
   if (p.cleared != nullptr) {
     if (index < p.cleared_words) p.cleared[index] = 0;
     return;
@@ -138,14 +143,15 @@ __global__ void __launch_bounds__(kThreads)
 
 Status prepare(const PrepareParams& params, void* stream) noexcept {
   const Geometry& g = params.g;
+  const unsigned threads = row_threads(params.packed != nullptr ? params.steps * 16 : 0);
   int64_t blocks = 0;
   if (params.packed != nullptr) blocks += int64_t(g.groups) * g.m_tiles * g.weight_rows;
   if (params.multipliers != nullptr) {
-    blocks += ceil_div(int64_t(g.groups) * g.out_channels, kThreads);
+    blocks += ceil_div(int64_t(g.groups) * g.out_channels, threads);
   }
-  if (params.cleared != nullptr) blocks += ceil_div(params.cleared_words, kThreads);
+  if (params.cleared != nullptr) blocks += ceil_div(params.cleared_words, threads);
   if (blocks == 0) return {};
-  return launch(&prepare_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream,
+  return launch(&prepare_kernel, dim3(static_cast<unsigned>(blocks)), dim3(threads), 0, stream,
                 params, Divisors(g));
 }
 
