@@ -87,7 +87,8 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
   params->row_bytes = static_cast<uint32_t>(params->x_row * size);
   params->column_bytes = static_cast<uint32_t>(params->x_column * size);
   const int32_t phases = g.phases_h * g.phases_w;
-  params->phase_masks = g.phase_channels == 0 && phases <= 32 && (phases & (phases - 1)) == 0;
+  params->phase_masks =
+      g.phase_channels == 0 && !g.rows_first && phases <= 32 && (phases & (phases - 1)) == 0;
   params->last_phase = phases > shift::kLanes ? phases - 1 : 0;
   const bool even = g.phase_channels == 0 && g.phases_w % 2 == 0 && g.pad_w % 2 == 0 &&
                     g.stride_w % 2 == 0 && g.width % 2 == 0 && params->x_column == 1 &&

@@ -37,7 +37,7 @@ inline constexpr int kMostThreads = 1024;
 
 /// Threads of a block for a row of `elements`: one each, if there are no more, and some for a few.
 inline unsigned row_threads(int64_t elements) {
-  constexpr int64_t kLeast = 128;
+  constexpr int64_t kLeast = 512;
   const int64_t whole = (elements + 31) / 32 * 32;
   return static_cast<unsigned>(std::clamp<int64_t>(whole, kLeast, kMostThreads));
 }

@@ -88,9 +88,10 @@ std::string ShiftPlan::packed_key() const {
   const shift::Geometry& g = layout_.g;
   // What channels and taps a row of the weights has, and in which order.
   for (const int32_t number :
-       {static_cast<int32_t>(problem_.conv.dtype), g.pitch, g.patch, g.lane_groups, g.stack,
-        g.groups, g.channels, g.out_channels, g.kernel_h, g.kernel_w, g.stride_h, g.stride_w,
-        g.dilation_h, g.dilation_w, g.made.up_h, g.made.up_w, g.made.kernel_h, g.made.kernel_w})
+       {static_cast<int32_t>(problem_.conv.dtype), g.pitch, g.patch, g.lane_groups,
+        int32_t(g.rows_first), g.stack, g.groups, g.channels, g.out_channels, g.kernel_h,
+        g.kernel_w, g.stride_h, g.stride_w, g.dilation_h, g.dilation_w, g.made.up_h, g.made.up_w,
+        g.made.kernel_h, g.made.kernel_w})
     key += " " + std::to_string(number);
   return key + (problem_.conv.transposed ? " transposed" : "");
 }
@@ -240,6 +241,7 @@ Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcep
     params->partial_count = partial_count_;
     if (Status status = multiply(params.get(), stream); !status.ok()) return status;
     params->partials = nullptr;
+    params->backwards = true;  // what was read last is still in L2
     params->program = DeviceProgram{};
     if (Status status = batch_norm::finalise(partials, partial_count_, problem_.conv.out_channels,
                                              buffers.batch_norm,

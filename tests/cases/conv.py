@@ -184,6 +184,7 @@ KERNEL = [
     ConvCase(8, 64, (3, 3), (37, 128), 3),
     ConvCase(24, 40, (3, 5), (31, 96), 2, padding=(2, 1)),
     ConvCase(3, 96, (11, 11), (67, 224), 2, stride=4, padding=2),
+    ConvCase(3, 24, (7, 7), (37, 96), 2, stride=2, padding=3),
     ConvCase(16, 48, (3, 3), (27, 128), 2, stride=2, padding=1),
     ConvCase(24, 40, (4, 3), (19, 128), 2, stride=2, dilation=2),
     ConvCase(9, 20, (2, 4), (17, 96), 1, stride=(3, 2), padding=(1, 2), dilation=(3, 4)),

@@ -95,6 +95,7 @@ struct Geometry {
   // Phases, and channels with their phases in groups of eight.
   int32_t phases_h, phases_w;
   int32_t phase_channels;  // channels of a phase, padded to eight; 0: phases lie next to each other
+  bool rows_first;         // then: all channels of a row of phases, else all phases of a channel
   int32_t lane_groups;     // in all
   int32_t chunk_groups, chunks;
   // The grid.
@@ -133,6 +134,11 @@ struct LaneChannel {
 };
 
 constexpr LaneChannel lane_channel(const Geometry& g, int32_t q) {
+  if (g.phase_channels == 0 && g.rows_first) {
+    const int32_t of_row = g.channels * g.phases_w;
+    const int32_t row = q / of_row, at = q % of_row;
+    return {row < g.phases_h ? at / g.phases_w : g.channels, row, at % g.phases_w};
+  }
   const int32_t phases = g.phases_h * g.phases_w;
   const int32_t phase = g.phase_channels != 0 ? q / g.phase_channels : q % phases;
   const int32_t channel = g.phase_channels != 0 ? q % g.phase_channels : q / phases;

@@ -5,6 +5,7 @@
 
 #include "conv/problem.h"
 #include "conv/shift/reading.h"
+#include "conv/shift/steps.h"
 #include "core/checked_math.h"
 #include "core/status.h"
 
@@ -12,9 +13,8 @@ namespace cutfuse::conv::shift {
 namespace {
 
 constexpr int64_t kMaxExtent = int64_t(1) << 30;
-constexpr int32_t kMaxRing = 64;     // slabs that Control has barriers for
-constexpr int32_t kMaxStages = 4;    // patches that it has them for
-constexpr int32_t kReach = 1 << 18;  // bytes that a descriptor can name
+constexpr int32_t kMaxRing = 64;   // slabs that Control has barriers for
+constexpr int32_t kMaxStages = 4;  // patches that it has them for
 
 void set_problem(const ConvProblem& p, Geometry* g) {
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
@@ -127,72 +127,6 @@ Status set_tiles(const ConvPolicy& policy, bool by_pieces, Layout* layout) noexc
                 static_cast<long long>(patch));
   g->patch = static_cast<int32_t>(patch);
   layout->shared.group_bytes = static_cast<int32_t>(std::max(patch, read) * 16);
-  return {};
-}
-
-/// Whether some lane of `group` has a weight at tap (a, b).
-bool has_weight(const Geometry& g, int32_t group, int32_t a, int32_t b) {
-  const auto has_row = [&](int32_t tap, int32_t phase) {
-    for (int32_t row = 0; row < g.stack && row <= tap; ++row) {
-      if (filter_index(tap - row, phase, g.stride_h, g.dilation_h, g.kernel_h) >= 0) return true;
-    }
-    return false;
-  };
-  for (int32_t lane = 0; lane < kLanes; ++lane) {
-    const LaneChannel at = lane_channel(g, group * kLanes + lane);
-    if (at.channel < g.channels && has_row(a, at.phase_h) &&
-        filter_index(b, at.phase_w, g.stride_w, g.dilation_w, g.kernel_w) >= 0) {
-      return true;
-    }
-  }
-  return false;
-}
-
-Status set_steps(Layout* layout) {
-  const Geometry& g = layout->g;
-  const int32_t group_bytes = layout->shared.group_bytes;
-  layout->chunk_slab.push_back(0);
-  for (int32_t chunk = 0; chunk < g.chunks; ++chunk) {
-    std::vector<Half> halves;
-    const int32_t first = chunk * g.chunk_groups;
-    const int32_t last = std::min(first + g.chunk_groups, g.lane_groups);
-    for (int32_t group = first; group < last; ++group) {
-      for (int32_t a = 0; a < g.reach_rows + g.stack; ++a) {
-        for (int32_t b = 0; b <= g.reach_columns; ++b) {
-          if (has_weight(g, group, a, b)) {
-            halves.push_back(
-                {static_cast<int16_t>(group), static_cast<uint8_t>(a), static_cast<uint8_t>(b)});
-          }
-        }
-      }
-    }
-    const auto steps = static_cast<int32_t>(ceil_div(static_cast<int64_t>(halves.size()), 2));
-    const int32_t padded = round_up(steps, kSlabSteps);
-    CUTFUSE_CHECK(steps > 0, Code::kNotSupported, "a chunk of %d channels has no tap",
-                  g.chunk_groups * kLanes);
-    CUTFUSE_CHECK(layout->steps.size() + padded <= kMaxSteps, Code::kNotSupported,
-                  "%lld channels of a %dx%d filter have more than %d steps of 16",
-                  static_cast<long long>(g.channels), g.kernel_h, g.kernel_w, kMaxSteps);
-    const auto offset = [&](const Half& half) {
-      return (half.group - first) * group_bytes + (half.tap_h * g.pitch + half.tap_w) * 16;
-    };
-    halves.resize(2 * static_cast<size_t>(padded), Half{-1, 0, 0});
-    for (int32_t step = 0; step < padded; ++step) {
-      const Half& one = halves[2 * step];
-      const Half& other = halves[2 * step + 1];
-      const int32_t at = one.group >= 0 ? offset(one) : 0;
-      const int32_t distance = other.group >= 0 ? offset(other) - at : 0;
-      CUTFUSE_CHECK(at < kReach && distance < kReach, Code::kNotSupported,
-                    "a chunk of %d channels does not fit in shared memory",
-                    g.chunk_groups * kLanes);
-      layout->steps.push_back(static_cast<uint32_t>(at >> 4) | static_cast<uint32_t>(distance >> 4)
-                                                                   << 16);
-    }
-    layout->halves.insert(layout->halves.end(), halves.begin(), halves.end());
-    layout->chunk_steps.push_back(steps);
-    layout->chunk_slab.push_back(layout->chunk_slab.back() + padded / kSlabSteps);
-  }
-  layout->g.slabs = layout->chunk_slab.back();
   return {};
 }
 
@@ -331,6 +265,7 @@ Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy
                 static_cast<long long>(device.shared_bytes), policy.stages,
                 static_cast<long long>(plane_bytes * policy.planes));
   layout->shared.plane_bytes = static_cast<int32_t>(plane_bytes);
+  set_order(&g);
   if (Status status = set_steps(layout); !status.ok()) return status;
   set_promotion(policy, layout);
   share_out(policy, layout);

@@ -14,11 +14,14 @@ namespace {
 
 /// Of the divisions for each element of the weight.
 struct Divisors {
-  Divisor channels;  // of a phase; where phases lie next to each other, phases of a channel
+  Divisor outer;  // channels of a phase; where phases lie next to each other, phases of a channel
+                  // or, rows first, lane-channels of a row
   Divisor phases_w, dilation_h, dilation_w;
 
   explicit Divisors(const Geometry& g)
-      : channels(g.phase_channels != 0 ? g.phase_channels : g.phases_h * g.phases_w),
+      : outer(g.phase_channels != 0 ? g.phase_channels
+              : g.rows_first        ? g.channels * g.phases_w
+                                    : g.phases_h * g.phases_w),
         phases_w(g.phases_w),
         dilation_h(g.dilation_h),
         dilation_w(g.dilation_w) {}
@@ -40,12 +43,21 @@ __device__ int64_t index_of(const PrepareParams& p, const Divisors& by, int32_t 
   if (half.group < 0 || to.channel < 0) return WeightView::kNoTap;
   // As lane_channel().
   const int32_t q = half.group * kLanes + lane;
-  const int32_t quotient = by.channels.divide(q);
-  const int32_t remainder = rest_of(q, by.channels, quotient);
+  const int32_t quotient = by.outer.divide(q);
+  const int32_t remainder = rest_of(q, by.outer, quotient);
   const bool next = p.g.phase_channels == 0;  // whether phases lie next to each other
-  const int32_t channel = next ? quotient : remainder, phase = next ? remainder : quotient;
-  const int32_t phase_h = by.phases_w.divide(phase);
-  const int32_t phase_w = rest_of(phase, by.phases_w, phase_h);
+  int32_t channel, phase_h, phase_w;
+  if (next && p.g.rows_first) {
+    phase_h = quotient;
+    channel = by.phases_w.divide(remainder);
+    phase_w = rest_of(remainder, by.phases_w, channel);
+    if (phase_h >= p.g.phases_h) return WeightView::kNoTap;
+  } else {
+    const int32_t phase = next ? remainder : quotient;
+    channel = next ? quotient : remainder;
+    phase_h = by.phases_w.divide(phase);
+    phase_w = rest_of(phase, by.phases_w, phase_h);
+  }
   const int32_t tap_h = half.tap_h - stacked;
   const int32_t r =
       tap_h < 0 ? -1 : index_of(tap_h * p.g.stride_h + phase_h, by.dilation_h, p.g.kernel_h);

@@ -1,0 +1,17 @@
+/// \file
+/// What the shift kernel multiplies one after the other: halves of steps, by lane groups and taps.
+#pragma once
+
+#include "conv/shift/layout.h"
+
+namespace cutfuse::conv::shift {
+
+inline constexpr int32_t kReach = 1 << 18;  // bytes that a descriptor can name
+
+/// The order of lane-channels, after their number and how x comes are known.
+void set_order(Geometry* g);
+
+/// The table of steps, after the order and the patch are known.
+Status set_steps(Layout* layout);
+
+}  // namespace cutfuse::conv::shift
