@@ -241,7 +241,6 @@ Status ShiftPlan::launch(const ConvBuffers& buffers, void* stream) const noexcep
     params->partial_count = partial_count_;
     if (Status status = multiply(params.get(), stream); !status.ok()) return status;
     params->partials = nullptr;
-    params->backwards = true;  // what was read last is still in L2
     params->program = DeviceProgram{};
     if (Status status = batch_norm::finalise(partials, partial_count_, problem_.conv.out_channels,
                                              buffers.batch_norm,

@@ -85,7 +85,6 @@ struct Params {
   int32_t tiles_of_strip = 0;  // of all images and outer ones
   int32_t walk = 1;            // tiles that a block takes one after the other, or fewer
   int32_t walks = 0;           // of all strips
-  bool backwards = false;      // the last walk first
   Turns turns = Turns::kNone;
 
   /// A kernel before this one has waited for those before it: x is complete, and only what is

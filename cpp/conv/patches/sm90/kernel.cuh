@@ -78,7 +78,8 @@ class Walk {
     patch_ = shared + at.patches + group_ * p.g.patch_bytes();
     full_ = reinterpret_cast<uint64_t*>(shared + at.control) + group_;
     words_ = reinterpret_cast<uint32_t*>(shared + at.control + 8 * (kGroups + 1)) + 8 * group_;
-    tile_ = p.g.position(int32_t(blockIdx.x) * kGroups + group_);
+    // So that the last round's tiles are spread over all blocks.
+    tile_ = p.g.position(group_ * int32_t(gridDim.x) + int32_t(blockIdx.x));
   }
 
   /// Begins to bring the patch of the next tile.
@@ -280,7 +281,8 @@ __global__ void __launch_bounds__(kGroups * 128, 1)
     constexpr int kBytes = slab_bytes(kN, kPlanes);
     const int count = g.slabs();
     Barrier::arrive_and_expect_tx(packed, count * kBytes);
-    for (int i = 0; i < count; ++i) {
+    // Blocks begin with different ones: they do not ask L2 for the same at the same time.
+    for (int k = 0, i = int(blockIdx.x) % count; k < count; ++k, i = i + 1 == count ? 0 : i + 1) {
       cute::SM90_BULK_COPY_G2S::copy(static_cast<const char*>(params.packed) + i * kBytes, packed,
                                      shared + i * kBytes, kBytes);
     }

@@ -67,8 +67,7 @@ class Schedule {
   CUTLASS_DEVICE int32_t outer(const Params& p) const { return p.tiles_of_outer.divide(index_); }
   CUTLASS_DEVICE Tile tile(const Params& p) const {
     Tile tile;
-    const int32_t walk = walk_of(p);
-    tile.strip = walk - p.strips.divide(walk) * p.g.strips;
+    tile.strip = walk_ - p.strips.divide(walk_) * p.g.strips;
     tile.outer = outer(p);
     const int32_t of_outer = index_ - tile.outer * int32_t(p.tiles_of_outer.divisor);
     tile.image = p.tiles_of_image.divide(of_outer);
@@ -81,8 +80,7 @@ class Schedule {
       const int32_t rest = walks - int32_t(blockIdx.x);
       return rest > 0 ? (rest - 1) / int32_t(gridDim.x) + 1 : 0;
     };
-    const int32_t short_ones =
-        p.backwards ? below(p.g.strips) : below(p.walks) - below(p.walks - p.g.strips);
+    const int32_t short_ones = below(p.walks) - below(p.walks - p.g.strips);
     const int32_t missing = p.walks / p.g.strips * p.walk - p.tiles_of_strip;
     return below(p.walks) * p.walk - short_ones * missing;
   }
@@ -91,11 +89,8 @@ class Schedule {
   int32_t walk_, index_;  // index_: among the strip's tiles of all images
   int32_t step_ = 0;
 
-  CUTLASS_DEVICE int32_t walk_of(const Params& p) const {
-    return p.backwards ? p.walks - 1 - walk_ : walk_;
-  }
   CUTLASS_DEVICE void enter(const Params& p) {
-    index_ = p.strips.divide(walk_of(p)) * p.walk;
+    index_ = p.strips.divide(walk_) * p.walk;
     step_ = 0;
   }
 };
