@@ -227,39 +227,6 @@ def test_long_tiles_at_ieee_need_all_weights_in_shared_memory() -> None:
         _C.make_conv_plan(problem((128, 32, *BATCH_NORM[2:]), "ieee"), H200, policy)
 
 
-def resized(shape: tuple[Any, ...], width: int) -> tuple[Any, ...]:
-    return (*shape[:3], width, *shape[4:])
-
-
-@pytest.mark.parametrize(
-    ("shape", "tier", "pieces"),
-    [
-        (BATCH_NORM, "tf32", "x in 3 pieces of 3 rows"),
-        (BATCH_NORM, "ieee", "x in 5 pieces of 1 rows"),
-        (CONV2D, "tf32", "x in 3 pieces of 1 rows"),
-        (TRANSPOSED, "ieee", "x in 3 pieces of 1 rows"),
-        (TRANSPOSED, "tf32", "x in 3 pieces of 2 rows"),
-        (resized(BATCH_NORM, 127), "tf32", None),  # rows of no multiple of 16 bytes
-        (resized(CONV2D, 1024), "tf32", None),  # wider than a box
-        ((64, 32, 56, 56, 64, 3, 1, 1, 1, 1, False), "tf32", None),  # a tenth more pixels
-    ],
-)
-def test_the_copy_engine_brings_x(shape: tuple[Any, ...], tier: str, pieces: str | None) -> None:
-    plan = _C.make_conv_plan(problem(shape, tier), H200)
-    assert "straight from the input" in plan.describe()
-    found = re.search(r"x in \d+ pieces of \d+ rows", plan.describe())
-    assert (found and found[0]) == pieces
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_a_patch_of_a_strip_is_whole_rows(tier: str) -> None:
-    """A few pixels more would bring another row of each piece of x."""
-    plan = _C.make_conv_plan(problem(TRANSPOSED, tier), H200)
-    assert plan.policy.strip > 0
-    _, pitch, patch = (int(word) for word in plan.packed_key.split("} ")[1].split()[:3])
-    assert patch % pitch == 0
-
-
 def test_a_policy_that_is_not_compiled() -> None:
     with pytest.raises(NotImplementedError, match="is not compiled"):
         _C.make_conv_plan(problem(BATCH_NORM), H200, _C.ConvPolicy(104))
