@@ -74,6 +74,9 @@ def explain(
     """
     if isinstance(module_or_op, FusedModule):
         return _explain_module(module_or_op, *_arguments(module_or_op, inputs, options))
+    name = getattr(module_or_op, "__name__", type(module_or_op).__name__)
+    if getattr(ops, name, None) is module_or_op:
+        _check_arguments(module_or_op, inputs, options)
     for function, prepare in _CONVOLUTIONS.items():
         if module_or_op is function:
             return _explain_conv.explain_conv(prepare(*inputs, **options))
@@ -85,10 +88,19 @@ def explain(
         return _explain_logsumexp.explain_linear_logsumexp(*prepare_linear(*inputs, **options))
     if module_or_op is ops.logsumexp:
         return _explain.explain_logsumexp(*inputs, **options)
-    name = getattr(module_or_op, "__name__", type(module_or_op).__name__)
     raise TypeError(
         f"{name} is no pycutfuse module or operator; explain its pycutfuse.nn children one by one"
     )
+
+
+def _check_arguments(
+    function: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """In the function's name, not in that of what makes its call."""
+    try:
+        signature(function).bind(*inputs, **options)
+    except TypeError as error:
+        raise TypeError(f"{function.__name__}: {error}") from None
 
 
 def _arguments(

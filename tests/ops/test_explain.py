@@ -122,3 +122,13 @@ def test_wrong_arguments_raise_as_the_call(kind: str) -> None:
 def test_what_cannot_be_explained(other: object) -> None:
     with pytest.raises(TypeError, match="no pycutfuse module or operator"):
         pcf.explain(other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({}, "linear: missing a required argument: 'weight'"), ({"stride": 2}, "linear: .*'stride'")],
+)
+def test_wrong_arguments_name_the_operator(options: dict[str, int], words: str) -> None:
+    weights = [torch.ones(4, 3)] if options else []
+    with pytest.raises(TypeError, match=words):
+        pcf.explain(pcf.ops.linear, torch.ones(2, 3), *weights, **options)
