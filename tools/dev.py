@@ -74,6 +74,24 @@ def requirements() -> list[str]:
     return needed
 
 
+def check_torch(python: str | Path) -> None:
+    """End with a remedy if the torch that `python` finds is older than the package asks for."""
+    code = "import importlib.metadata as m; print(m.version('torch'))"
+    asked = subprocess.run([str(python), "-c", code], cwd="/", capture_output=True, text=True)
+    found = asked.stdout.strip()
+    wanted = next(d for d in project()["project"]["dependencies"] if d.startswith("torch>="))
+    least = wanted.removeprefix("torch>=")
+
+    def number(version: str) -> list[int]:
+        return [int(part) for part in version.split(".")[:2]]
+
+    if asked.returncode == 0 and number(found) < number(least):
+        sys.exit(
+            f"pycutfuse needs {wanted}, but {python} has torch {found}; upgrade it, or run make "
+            "with the Python of an environment without torch, to which it is installed"
+        )
+
+
 def active_environment_with_torch() -> bool:
     conda = os.environ.get("CONDA_PREFIX")
     active = sys.prefix != sys.base_prefix or (conda and Path(conda) == Path(sys.prefix))
@@ -106,6 +124,8 @@ def setup() -> Path:
     pins = (ROOT / "pyproject.toml").read_bytes() + sys.version.encode()
     state = hashlib.sha256(pins).hexdigest()
     with_torch = has_module(python, "torch")
+    if with_torch:
+        check_torch(python)
     tools = shutil.which("cmake") and shutil.which("ninja")
     if with_torch and tools and stamp.exists() and stamp.read_text() == state:
         return python

@@ -1,5 +1,6 @@
 """The command behind the Makefile says what it takes, and drops nothing that it is given."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +41,18 @@ def test_arguments_that_would_be_dropped_are_refused(command: str) -> None:
     assert done.returncode == 1
     assert done.stderr == f"{command} takes no arguments, but got -k one\n"
     assert done.stdout == ""
+
+
+def test_an_old_torch_is_told_with_a_remedy(tmp_path: Path) -> None:
+    check_torch = runpy.run_path(str(TOOL))["check_torch"]
+    python = tmp_path / "python"
+
+    def check(version: str) -> None:
+        python.write_text(f"#!/bin/sh\necho {version}\n")
+        python.chmod(0o755)
+        check_torch(python)
+
+    check("2.10.0")
+    check("3.0.0a0+git1234")
+    with pytest.raises(SystemExit, match=r"needs torch>=.*has torch 2\.9\.1\+cu128; upgrade it"):
+        check("2.9.1+cu128")
