@@ -38,6 +38,7 @@ CASES = [
 SHIFTED = [
     ConvCase(8, 24, (3, 3), (9, 138), 2, padding=1),
     ConvCase(3, 16, (5, 5), (23, 70), 2, stride=2, padding=2),
+    ConvCase(3, 24, (7, 7), (21, 96), 2, stride=2, padding=3),  # rows of phases first
     ConvCase(32, 16, (3, 3), (9, 71), 2, groups=2, dilation=2, padding=2),
     ConvCase(16, 24, (3, 3), (7, 40), 2, transposed=True, stride=2, padding=1),
 ]
