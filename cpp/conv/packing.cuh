@@ -11,6 +11,21 @@
 
 namespace cutfuse::conv {
 
+/// What a thread has seen of a row.
+struct Magnitudes {
+  bool finite = true;   // all of them
+  float largest = 0.f;  // finite one
+
+  __device__ __forceinline__ void add(float value) {
+    const float magnitude = fabsf(value);
+    if (isfinite(magnitude)) {
+      largest = fmaxf(largest, magnitude);
+    } else {
+      finite = false;
+    }
+  }
+};
+
 /// The exponent that puts the row's largest finite magnitude in [2^14, 2^15); 0 for zeros. By all
 /// of a block, whole warps, each thread with the largest of its own.
 __device__ inline int32_t row_exponent_of(float largest) {
@@ -35,7 +50,8 @@ __device__ __forceinline__ void prefetch_value(const void* data, int64_t index, 
 
 inline constexpr int kMostThreads = 1024;
 
-/// Threads of a block for a row of `elements`: one each, if there are no more, and some for a few.
+/// Threads of a block for a row of `elements`: one each, unless there are few or more. Batch norm's
+/// conv2d of 4 images in eval at ieee took 20.8 us, with 128 for a few 21.4, with 1024 21.0 (H200).
 inline unsigned row_threads(int64_t elements) {
   constexpr int64_t kLeast = 512;
   const int64_t whole = (elements + 31) / 32 * 32;

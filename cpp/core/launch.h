@@ -12,9 +12,9 @@
 namespace cutfuse {
 
 #ifdef __CUDACC__
-/// First in every kernel launched by launch(): waits until the kernels before it in the stream have
-/// ended and their writes are visible, then lets the next one start its own wait early. Before
-/// compute capability 9.0 kernels never overlap.
+/// In every kernel launched by launch(), before it reads what others may write, or writes: waits
+/// until the kernels before it in the stream have ended and their writes are visible, then lets the
+/// next one start its own wait early. Before compute capability 9.0 kernels never overlap.
 __device__ __forceinline__ void wait_for_previous_kernels() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -34,7 +34,7 @@ inline bool current_device_overlaps() noexcept {
 }
 
 /// Launches `kernel` as a programmatic dependent of the stream's last kernel: its blocks may be
-/// resident before that one ends, so the kernel begins with wait_for_previous_kernels().
+/// resident before that one ends, so the kernel calls wait_for_previous_kernels().
 template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
               void* stream, Arguments&&... arguments) noexcept {

@@ -117,7 +117,7 @@ def turns(names: Sequence[str], rounds: int) -> Iterator[str]:
 
     Each round begins with another one, and every second is backwards, so that a variant comes after
     different ones but never after itself: what keeps an H200 above its power cap for 0.6 s and more
-    is then slowed down by up to a fifth for 0.2 s, to make up for it.
+    is then slowed down by up to a quarter for 0.1 to 0.3 s, to make up for it.
 
     Examples
     --------

@@ -15,8 +15,8 @@ struct Divisors {
   shift::Divisor taps, kernel_w;
 };
 
-/// Of a term of a row, or kNoTap.
-__device__ int64_t index_of(const PackParams& p, const Divisors& by, int32_t row, int32_t term) {
+/// Where a term of a row is in the weight, or kNoTap.
+__device__ int64_t find_weight(const PackParams& p, const Divisors& by, int32_t row, int32_t term) {
   if (row >= p.g.out_channels || term >= p.g.terms) return shift::WeightView::kNoTap;
   const int32_t channel = by.taps.divide(term);
   const int32_t tap = term - channel * p.g.taps();
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kMostThreads)
     return at == shift::WeightView::kNoTap ? 0.f : static_cast<const float*>(p.weight.data)[at];
   };
   // What needs no value is done while the kernel before this one ends.
-  const int64_t at_first = index_of(p, by, row, thread);
+  const int64_t at_first = find_weight(p, by, row, thread);
   if (at_first != shift::WeightView::kNoTap) {
     prefetch_value(p.weight.data, at_first, DType::kFloat32);
   }
@@ -46,27 +46,18 @@ __global__ void __launch_bounds__(kMostThreads)
   const float first = load(at_first);
   auto* to = static_cast<char*>(p.packed);
   const int32_t bytes = slab_bytes(p.columns, p.planes);
-  bool finite = true;
-  float largest = 0.f;
-  const auto measure = [&](float value) {
-    const float magnitude = fabsf(value);
-    if (isfinite(magnitude)) {
-      largest = fmaxf(largest, magnitude);
-    } else {
-      finite = false;
-    }
-  };
-  measure(first);
+  Magnitudes seen;
+  seen.add(first);
 #pragma unroll 1
   for (int32_t i = thread + threads; i < p.g.terms; i += threads) {
-    measure(load(index_of(p, by, row, i)));
+    seen.add(load(find_weight(p, by, row, i)));
   }
-  finite = __syncthreads_and(finite) != 0;
-  const int32_t exponent = row_exponent_of(largest);
+  const bool finite = __syncthreads_and(seen.finite) != 0;
+  const int32_t exponent = row_exponent_of(seen.largest);
   if (thread == 0) p.words[row] = 2 * exponent + (finite ? 0 : 1);
 #pragma unroll 1
   for (int32_t i = thread; i < p.g.slabs() * kSlab; i += threads) {
-    float value = i == thread ? first : load(index_of(p, by, row, i));
+    float value = i == thread ? first : load(find_weight(p, by, row, i));
     if (!isfinite(value)) value = 0.f;
     scale_exactly(value, -exponent);
     // A thread's two values of eight follow each other in a register, and lie four apart in x.

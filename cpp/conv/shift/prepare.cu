@@ -38,8 +38,8 @@ __device__ int32_t index_of(int32_t at, const Divisor& dilation, int32_t kernel)
 }
 
 /// Where element `lane` of a half is in the weight, for an output channel of `group`, or kNoTap.
-__device__ int64_t index_of(const PrepareParams& p, const Divisors& by, int32_t group,
-                            const MadeChannel& to, Half half, int32_t lane, int32_t stacked) {
+__device__ int64_t find_weight(const PrepareParams& p, const Divisors& by, int32_t group,
+                               const MadeChannel& to, Half half, int32_t lane, int32_t stacked) {
   if (half.group < 0 || to.channel < 0) return WeightView::kNoTap;
   // As lane_channel().
   const int32_t q = half.group * kLanes + lane;
@@ -82,33 +82,24 @@ __device__ void pack_row(const PrepareParams& p, const Divisors& by, int32_t out
   const int32_t rows = g.weight_rows;
   const int32_t elements = p.steps * 16;
   const auto find = [&](int32_t i) {
-    return index_of(p, by, group, to, p.halves[i / 8], i % 8, stacked);
+    return find_weight(p, by, group, to, p.halves[i / 8], i % 8, stacked);
   };
   const auto load = [&](int64_t at) {
     return at == WeightView::kNoTap ? 0.f : load_mutable(p.weight.data, at, p.dtype);
   };
   const auto element = [&](int32_t i) { return load(find(i)); };
-  bool finite = true;
-  float largest = 0.f;
-  const auto measure = [&](float value) {
-    const float magnitude = fabsf(value);
-    if (isfinite(magnitude)) {
-      largest = fmaxf(largest, magnitude);
-    } else {
-      finite = false;
-    }
-  };
+  Magnitudes seen;
   const int32_t thread = threadIdx.x, threads = blockDim.x;
   // What needs no value is done while the kernel before this one ends.
   const int64_t at_first = thread < elements ? find(thread) : WeightView::kNoTap;
   if (at_first != WeightView::kNoTap) prefetch_value(p.weight.data, at_first, p.dtype);
   wait_for_previous_kernels();
   const float first = load(at_first);
-  measure(first);
+  seen.add(first);
 #pragma unroll 1
-  for (int32_t i = thread + threads; i < elements; i += threads) measure(element(i));
-  finite = __syncthreads_and(finite) != 0;
-  const int32_t exponent = p.dtype != DType::kFloat16 ? row_exponent_of(largest) : 0;
+  for (int32_t i = thread + threads; i < elements; i += threads) seen.add(element(i));
+  const bool finite = __syncthreads_and(seen.finite) != 0;
+  const int32_t exponent = p.dtype != DType::kFloat16 ? row_exponent_of(seen.largest) : 0;
   if (thread == 0) p.exponents[outer * rows + row] = RowExponent::make(exponent, finite).word;
   char* tiles =
       static_cast<char*>(p.packed) + int64_t(outer) * p.steps * p.planes * rows * kRowStepBytes;

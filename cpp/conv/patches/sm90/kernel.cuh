@@ -146,23 +146,25 @@ class Walk {
     int32_t part, row, column;
   };
 
+  CUTLASS_DEVICE int32_t part_of(int32_t tile) const { return tile >= p_.g.parts[1].first ? 1 : 0; }
+
   CUTLASS_DEVICE Place place(int32_t tile) const {
-    const int32_t second = tile >= p_.g.parts[1].first ? 1 : 0;
-    const Part& part = p_.g.parts[second];
+    const int32_t number = part_of(tile);
+    const Part& part = p_.g.parts[number];
     const int32_t of_part = tile - part.first, line = part.line.divide(of_part);
-    return {second, line * part.block_h(),
+    return {number, line * part.block_h(),
             part.column + (of_part - line * part.blocks_w) * part.block_w()};
   }
 
   /// Of this thread, in the patch of the tile.
   CUTLASS_DEVICE Pixels pixels_of(int row, uint32_t table) const {
     const Geometry& g = p_.g;
-    const int32_t second = tile_.tile >= g.parts[1].first ? 1 : 0;
-    const Part& part = g.parts[second];
+    const int32_t number = part_of(tile_.tile);
+    const Part& part = g.parts[number];
     const int32_t down = row >> part.block_w_log, right = row & (part.block_w() - 1);
     const int32_t line = g.stride_h * part.box_w;
     Pixels pixels;
-    pixels.table = table + second * g.table_bytes() + threadIdx.x % 4 * 8;
+    pixels.table = table + number * g.table_bytes() + threadIdx.x % 4 * 8;
     pixels.first = shared_address(patch_) + 4 * (down * line + right * g.stride_w + g.early);
     const uint32_t further = 4 * (part.block_w() > 8 ? 8 * g.stride_w : line);
     // A load's uniform offset: no addition.
@@ -176,7 +178,7 @@ class Walk {
   CUTLASS_DEVICE uint32_t multiply_again(const Pixels& pixels, uint32_t weights, uint32_t phase,
                                          uint32_t largest, float (&sum)[kN / 2]) {
     const Geometry& g = p_.g;
-    const int32_t values = g.patch_values(g.parts[tile_.tile >= g.parts[1].first ? 1 : 0]);
+    const int32_t values = g.patch_values(g.parts[part_of(tile_.tile)]);
     const uint32_t bits = largest_finite(patch_, values, group_, words_ + 4 * (phase ^ 1));
     if (__all_sync(0xffffffffu, bits == 0) != 0) return largest;  // of zeros any scale suits
     // 2^-exponent, normal as its inverse is, puts it in [2^13, 2^14).
