@@ -62,7 +62,7 @@ Status bind(const FusedConvProblem& problem, const ConvPolicy& policy, const shi
   // rows that are not strips; 5 steps 6 % more). Slabs that come through a ring are read by both at
   // once. At ieee one promotes meanwhile, which takes 2 to 10 % less time; where tiles are promoted
   // in parts they take turns by tiles (7 %).
-  const bool few = layout.steps.size() <= 8;
+  const bool few = layout.padded_steps() <= 8;
   const bool wide = shift::producers(policy.tile_n, policy.planes) > 128;
   if (policy.planes == 2 && !shift::in_parts(policy.tile_n, policy.planes)) {
     params->turns = shift::Turns::kOfSums;

@@ -87,11 +87,26 @@ std::string ShiftPlan::packed_key() const {
   std::string key = to_string(policy_);
   const shift::Geometry& g = layout_.g;
   // What channels and taps a row of the weights has, and in which order.
-  for (const int32_t number :
-       {static_cast<int32_t>(problem_.conv.dtype), g.pitch, g.patch, g.lane_groups,
-        int32_t(g.rows_first), g.stack, g.groups, g.channels, g.out_channels, g.kernel_h,
-        g.kernel_w, g.stride_h, g.stride_w, g.dilation_h, g.dilation_w, g.made.up_h, g.made.up_w,
-        g.made.kernel_h, g.made.kernel_w})
+  for (const int32_t number : {static_cast<int32_t>(problem_.conv.dtype),
+                               g.pitch,
+                               g.patch,
+                               g.lane_groups,
+                               int32_t(g.rows_first),
+                               int32_t(g.ring_rows > 0),
+                               g.stack,
+                               g.groups,
+                               g.channels,
+                               g.out_channels,
+                               g.kernel_h,
+                               g.kernel_w,
+                               g.stride_h,
+                               g.stride_w,
+                               g.dilation_h,
+                               g.dilation_w,
+                               g.made.up_h,
+                               g.made.up_w,
+                               g.made.kernel_h,
+                               g.made.kernel_w})
     key += " " + std::to_string(number);
   return key + (problem_.conv.transposed ? " transposed" : "");
 }
@@ -106,6 +121,7 @@ std::string ShiftPlan::describe() const {
           std::to_string(g.block_outputs) + " results of " +
           std::to_string(std::min(g.out_channels, g.m_blocks * 64)) + " channels";
   if (walk_[true] > 1) text += ", " + std::to_string(walk_[true]) + " one below the other";
+  if (g.ring_rows > 0) text += " in a ring of " + std::to_string(g.ring_rows) + " rows";
   if (policy_.planes == 2) {
     const int32_t once = layout_.steps_at_once;
     text += layout_.four_products() ? ", four" : ", three";
@@ -140,7 +156,7 @@ std::unique_ptr<shift::PrepareParams> ShiftPlan::prepare_params(const ConstTenso
   params->dtype = problem_.conv.dtype;
   params->planes = policy_.planes;
   params->element = policy_.element;
-  params->steps = static_cast<int32_t>(layout_.steps.size());
+  params->steps = layout_.padded_steps();
   params->packed = packed;
   if (packed != nullptr) params->exponents = at<int32_t>(packed, tile_bytes_);
   std::copy(layout_.halves.begin(), layout_.halves.end(), params->halves);

@@ -22,7 +22,7 @@ def resized(shape: tuple[Any, ...], width: int) -> tuple[Any, ...]:
         (BATCH_NORM, "ieee", "x in 5 pieces of 1 rows"),
         (CONV2D, "tf32", "x in 4 pieces of 1 rows"),
         (TRANSPOSED, "ieee", "x in 3 pieces of 1 rows"),
-        (TRANSPOSED, "tf32", "x in 3 pieces of 2 rows"),
+        (TRANSPOSED, "tf32", "x in 3 pieces of 4 rows"),
         (resized(BATCH_NORM, 127), "tf32", None),  # rows of no multiple of 16 bytes
         (resized(CONV2D, 1024), "tf32", None),  # wider than a box
         ((64, 32, 56, 56, 64, 3, 1, 1, 1, 1, False), "tf32", None),  # a tenth more pixels
@@ -42,6 +42,32 @@ def test_a_patch_of_a_strip_is_whole_rows(tier: str) -> None:
     assert plan.policy.strip > 0
     _, pitch, patch = (int(word) for word in plan.packed_key.split("} ")[1].split()[:3])
     assert patch % pitch == 0
+
+
+FEW = (8, 64, 256, 256, 64, 3, 1, 1, 1, 1, False)  # 24 tiles one below the other
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "rows"),
+    [
+        (TRANSPOSED, (128, 1, 1, 1, 120, 0, 2), 10),  # 2 and twice 4, two rows of results at once
+        (TRANSPOSED, (192, 1, 1, 1, 176, 0, 3), 8),  # 2 and three times 2
+        (FEW, (128, 1, 1, 1, 88, 0, 2), 8),  # twice 4: blocks begin anew often
+        (FEW, (192, 1, 1, 1, 128, 0, 2), 6),  # for which there is no room
+        (TRANSPOSED, (256, 1, 1, 1, 208, 0, 2), None),
+        (FEW, (128, 1, 1, 2, 88, 0, 2), None),  # of two blocks of channels
+        (FEW, (128, 1, 1, 1, 0, 0, 2), None),  # no strips
+        (FEW, (128, 1, 1, 1, 88, 16, 2), None),  # channels in chunks
+        ((8, 64, 256, 256, 64, 1, 1, 0, 1, 1, False), (128, 1, 1, 1, 88, 0, 2), None),
+        ((8, 8, 256, 256, 8, 3, 1, 1, 1, 1, False), (128, 1, 1, 1, 88, 0, 2), None),  # half steps
+    ],
+)
+def test_patches_one_below_the_other_share_rows(
+    shape: tuple[Any, ...], sizes: tuple[int, ...], rows: int | None
+) -> None:
+    text = _C.make_conv_plan(problem(shape), H200, _C.ConvPolicy(*sizes)).describe()
+    found = re.search(r" one below the other in a ring of (\d+) rows", text)
+    assert (found and int(found[1])) == rows, text
 
 
 def test_rows_of_phases_lie_together_where_a_last_tap_has_no_weight_for_one() -> None:

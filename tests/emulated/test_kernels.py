@@ -18,6 +18,7 @@ CONTRACT = "tests/emulated/contract.py"
 # As on a GPU, but for large ones and CUDA graphs:
 PATCHES = "tests/numerics/test_conv_patches.py"
 PLANES = "tests/numerics/test_conv_planes.py"
+RINGS = "tests/numerics/test_conv_rings.py"
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "tests.emulated.plugin")
 GROUPS = {
     KERNELS: ("of_whole_numbers", "convolutions and not whole", "finite or norm", "rest"),
@@ -25,6 +26,7 @@ GROUPS = {
     LINEAR: ("rest",),
     CONTRACT: ("rest",),
     PATCHES: ("not many_tiles",),
+    RINGS: ("rest",),
     PLANES: (
         "(c64x256 or c72 or c136x64 or largest or channels_at_ieee or magnitudes) and not captured",
     ),

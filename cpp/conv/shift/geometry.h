@@ -39,6 +39,9 @@ constexpr int32_t producers(int32_t tile_n, int32_t planes) {
 /// Whether a kernel at ieee promotes parts of its tile one after the other, for which all weights
 /// must stay in shared memory.
 constexpr bool in_parts(int32_t tile_n, int32_t planes) { return tile_n * planes > 256; }
+/// Whether a kernel finds a block's steps by where it begins in a ring of rows. Those of more
+/// pixels would take 2 % more time for it, in parts 8 %, ring or not (H200).
+constexpr bool takes_rings(int32_t tile_n) { return tile_n <= 128; }
 /// Whether a kernel has the registers to change the patch's scale between chunks of channels.
 constexpr bool takes_chunks(int32_t tile_n) { return tile_n <= 128; }
 
@@ -115,6 +118,7 @@ struct Geometry {
   int32_t weight_rows;  // of an m tile: 16 of each warp that has channels
   // Shared memory, and how the producers' warps divide their work.
   int32_t stages;
+  int32_t ring_rows;    // that patches one below the other share; 0: each has its own pixels
   int32_t together;     // groups of a pixel that a warp takes together: 1 or 2
   int32_t raw_depth;    // batches of each warp on their way
   int32_t group_warps;  // that share a pixel's groups
@@ -147,6 +151,17 @@ constexpr LaneChannel lane_channel(const Geometry& g, int32_t q) {
 
 /// Whether all weights of a (group, m tile) stay in shared memory; else they come through a ring.
 constexpr bool weights_stay(const Geometry& g) { return g.slab_ring >= g.slabs; }
+
+/// Rows of a strip's grid from a tile to the next.
+constexpr int32_t tile_rows(const Geometry& g) { return g.tile_blocks * g.stack; }
+
+/// Rows of a ring that a block goes on by where it begins anew: those of a whole patch.
+constexpr int32_t patch_rows(const Geometry& g) {
+  return tile_rows(g) + round_up(g.reach_rows, g.stack);
+}
+/// Whether a block that begins anew waits until the patch before has been read: the ring has no
+/// rows for both.
+constexpr bool runs_empty(const Geometry& g) { return g.ring_rows < g.stages * patch_rows(g); }
 
 /// Groups of lane-channels that a piece has: all where channels are few, else every phase of eight.
 constexpr int32_t groups_of_piece(const Geometry& g) {

@@ -120,7 +120,7 @@ Status set_tiles(const ConvPolicy& policy, bool by_pieces, Layout* layout) noexc
   // What instructions read; of a strip, what they read beyond its last row is of no result.
   const int64_t read =
       span + policy.tile_n + int64_t(g->reach_rows + g->stack - 1) * g->pitch + g->reach_columns;
-  const int64_t rows = int64_t(g->tile_blocks) * g->stack + g->reach_rows;
+  const int64_t rows = int64_t(tile_rows(*g)) + g->reach_rows;
   const int64_t patch = g->strip != 0 ? rows * g->pitch : read;
   CUTFUSE_CHECK(std::max(patch, read) * 16 < kReach, Code::kNotSupported,
                 "a patch of %lld pixels does not fit in shared memory",
@@ -149,12 +149,13 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
     return at;
   };
   g.stages = policy.stages;
-  s.stage_bytes = policy.planes * s.plane_bytes;
+  const int32_t patch_bytes = policy.planes * s.plane_bytes;
+  s.stage_bytes = g.ring_rows > 0 ? 0 : patch_bytes;
   const int32_t step_bytes = policy.planes * g.weight_rows * kRowStepBytes;
   s.slab_bytes = kSlabSteps * step_bytes;
   s.last_slab_bytes = ((layout->chunk_steps.back() - 1) % kSlabSteps + 1) * step_bytes;
   const int64_t all_slabs = int64_t(g.slabs - 1) * s.slab_bytes + s.last_slab_bytes;
-  s.patch = take(int64_t(g.stages) * s.stage_bytes, 128);
+  s.patch = take(int64_t(g.ring_rows > 0 ? 1 : g.stages) * patch_bytes, 128);
   s.rows = take(int64_t(g.weight_rows) * kRowBytes, 16);
   s.lanes = take(int64_t(g.lane_groups) * kLanes * kLaneBytes, 16);
   s.sends = take(kSendBytes, 16);
@@ -199,7 +200,8 @@ Status set_shared(const ConvPolicy& policy, const DeviceProps& device, Layout* l
   const int32_t least = in_parts(policy.tile_n, policy.planes) ? g.slabs : std::min(g.slabs, 3);
   CUTFUSE_CHECK(g.slab_ring >= least, Code::kNotSupported,
                 "%lld bytes of shared memory are too few for %d patches of %d bytes and weights",
-                static_cast<long long>(device.shared_bytes), g.stages, s.stage_bytes);
+                static_cast<long long>(device.shared_bytes), g.ring_rows > 0 ? 1 : g.stages,
+                patch_bytes);
   if (stay && g.piece_rows > 0) {  // pieces take what is left
     spend(s.staging_boxes, g.raw_depth, (device.shared_bytes - size - beyond - all_slabs) & ~127);
   }
@@ -225,9 +227,10 @@ Status count_tiles(Layout* layout) noexcept {
   return {};
 }
 
-/// With so many rows stacked, and x in pieces or not.
+/// With so many rows stacked, x in pieces or not, and a ring of rows with more room or less.
 Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy& policy,
-                  const DeviceProps& device, int32_t stack, bool by_pieces, Layout* layout) {
+                  const DeviceProps& device, int32_t stack, bool by_pieces, bool roomy,
+                  Layout* layout) {
   for (const int64_t size :
        {p.batch, p.channels, p.height * p.width, p.out_channels, p.out_height * p.out_width}) {
     CUTFUSE_CHECK(size < kMaxExtent, Code::kNotSupported,
@@ -257,29 +260,45 @@ Status lay_out_so(const ConvProblem& p, const Interleave& made, const ConvPolicy
                 Code::kNotSupported, "%d chunks of channels are too many for a tile of %d",
                 g.chunks, policy.tile_n);
   if (Status status = set_tiles(policy, by_pieces, layout); !status.ok()) return status;
-  const int64_t plane_bytes = int64_t(g.chunk_groups) * layout->shared.group_bytes;
+  const int64_t patch_bytes = int64_t(policy.planes) * g.chunk_groups * layout->shared.group_bytes;
   // Steps of what does not fit would take seconds to list.
-  CUTFUSE_CHECK(plane_bytes * policy.planes * policy.stages < device.shared_bytes,
-                Code::kNotSupported,
-                "%lld bytes of shared memory are too few for %d patches of %lld bytes and weights",
-                static_cast<long long>(device.shared_bytes), policy.stages,
-                static_cast<long long>(plane_bytes * policy.planes));
-  layout->shared.plane_bytes = static_cast<int32_t>(plane_bytes);
+  CUTFUSE_CHECK(patch_bytes < device.shared_bytes, Code::kNotSupported,
+                "%lld bytes of shared memory are too few for a patch of %lld bytes and weights",
+                static_cast<long long>(device.shared_bytes), static_cast<long long>(patch_bytes));
+  if (Status status = count_tiles(layout); !status.ok()) return status;
   set_order(&g);
+  set_ring(policy, roomy, layout);
+  layout->shared.plane_bytes = g.chunk_groups * layout->shared.group_bytes;
   if (Status status = set_steps(layout); !status.ok()) return status;
   set_promotion(policy, layout);
   share_out(policy, layout);
-  if (Status status = set_shared(policy, device, layout); !status.ok()) return status;
-  return count_tiles(layout);
+  return set_shared(policy, device, layout);
+}
+
+/// Where blocks begin anew often, with a ring that has more room, if nothing else lacks it.
+Status lay_out_rows(const ConvProblem& p, const Interleave& made, const ConvPolicy& policy,
+                    const DeviceProps& device, int32_t stack, bool by_pieces, Layout* layout) {
+  constexpr int32_t kLong = 32;  // tiles one below the other
+  Status status = lay_out_so(p, made, policy, device, stack, by_pieces, false, layout);
+  const Geometry& g = layout->g;
+  if (!status.ok() || g.ring_rows == 0) return status;
+  if (std::min(layout->walk(device.sm_count, true), g.tiles) >= kLong) return {};
+  Layout roomy;
+  if (!lay_out_so(p, made, policy, device, stack, by_pieces, true, &roomy).ok()) return {};
+  const bool same = roomy.g.ring_rows > 0 && (roomy.g.piece_rows > 0) == (g.piece_rows > 0) &&
+                    weights_stay(roomy.g) == weights_stay(g) &&
+                    roomy.shared.staging_boxes == layout->shared.staging_boxes;
+  if (same) *layout = std::move(roomy);
+  return {};
 }
 
 Status lay_out_stacked(const ConvProblem& p, const Interleave& made, const ConvPolicy& policy,
                        const DeviceProps& device, int32_t stack, Layout* layout) {
-  Status status = lay_out_so(p, made, policy, device, stack, false, layout);
+  Status status = lay_out_rows(p, made, policy, device, stack, false, layout);
   if (!status.ok() || p.dtype != DType::kFloat32) return status;
   // Unless then the weights, which stayed, come through a ring.
   Layout pieces;
-  if (lay_out_so(p, made, policy, device, stack, true, &pieces).ok() && pieces.g.piece_rows > 0 &&
+  if (lay_out_rows(p, made, policy, device, stack, true, &pieces).ok() && pieces.g.piece_rows > 0 &&
       (weights_stay(pieces.g) || !weights_stay(layout->g))) {
     *layout = std::move(pieces);
   }
@@ -307,14 +326,21 @@ Status lay_out(const ConvProblem& problem, const ConvPolicy& policy, const Devic
   if (Status status = check_arguments(policy); !status.ok()) return status;
   const ConvProblem p = as_convolution(problem);
   const Interleave made = interleave_of(problem);
-  // Where few channels would leave rows of the instruction empty, it makes several rows of results.
+  const Status status = lay_out_stacked(p, made, policy, device, 1, layout);
+  // Where few channels would leave rows of the instruction empty, it makes several rows of results,
+  // unless x then no longer comes in pieces.
   if (policy.strip != 0 && policy.m_blocks == 1) {
+    const bool by_pieces = status.ok() && layout->g.piece_rows > 0;
     for (int32_t stack = 4; stack > 1; stack /= 2) {
       if (p.out_channels / p.groups * stack > 64 || p.out_height < 2 * stack) continue;
-      if (lay_out_stacked(p, made, policy, device, stack, layout).ok()) return {};
+      Layout stacked;
+      if (!lay_out_stacked(p, made, policy, device, stack, &stacked).ok()) continue;
+      if (by_pieces && stacked.g.piece_rows == 0) continue;
+      *layout = std::move(stacked);
+      return {};
     }
   }
-  return lay_out_stacked(p, made, policy, device, 1, layout);
+  return status;
 }
 
 }  // namespace cutfuse::conv::shift

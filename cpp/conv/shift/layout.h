@@ -17,6 +17,7 @@ struct Layout {
   SharedLayout shared;
   std::vector<Half> halves;     // two of each step, slabs padded
   std::vector<uint32_t> steps;  // as in Params
+  int32_t padded_steps() const { return static_cast<int32_t>(halves.size() / 2); }
   std::vector<int32_t> chunk_slab, chunk_steps;
   int64_t tile_count = 0;
   /// Items of 32 pixels of eight lane-channels that the busiest producer warp has of a tile.

@@ -51,7 +51,7 @@ struct RowExponent {
 
 /// Offsets in dynamic shared memory, in bytes.
 struct SharedLayout {
-  int32_t patch = 0;  // [stage][plane][lane group][pixel][8]
+  int32_t patch = 0;  // [stage, unless there is a ring][plane][lane group][pixel][8]
   int32_t group_bytes = 0, plane_bytes = 0, stage_bytes = 0;
   int32_t weights = 0;  // [slab][step][plane][half of 8 of K][row][8]
   int32_t slab_bytes = 0;
@@ -129,7 +129,8 @@ struct Params {
   int32_t chunk_slab[kMaxChunks + 1] = {};  // first slab of each chunk
   int32_t chunk_steps[kMaxChunks] = {};
   /// Of each step, slabs padded: distance of its first half from the patch's start >> 4, and of
-  /// its second half from the first >> 4, in the high word: both as a descriptor has them.
+  /// its second half from the first >> 4, in the high word: both as a descriptor has them. Of a
+  /// ring of rows for every row that a block may begin in.
   uint32_t steps[kMaxSteps + 1] = {};
 };
 

@@ -13,21 +13,19 @@ constexpr int32_t kBytesAhead = 16 << 10;  // of x, on their way to a multiproce
 /// Pixels of the grid from a tile to the next.
 int64_t advance_of(const Geometry& g) {
   const int64_t pixels = g.strip != 0
-                             ? int64_t(g.tile_blocks) * g.stack * g.pitch
+                             ? int64_t(tile_rows(g)) * g.pitch
                              : int64_t(g.tile_blocks) * g.block_outputs * g.pitch / g.out_width;
   return std::clamp<int64_t>(pixels, 1, g.patch);
 }
 
-/// Whether a block takes many tiles one below the other, and of each reads what the one above has
-/// not. Blocks that write next to each other serve DRAM better, unless they read much twice.
+}  // namespace
+
 bool rolls(const Geometry& g) {
   const double in = double(g.batch) * g.channels * g.height * g.width;
   const double out = double(g.batch) * g.out_channels * g.out_height * g.out_width;
   const double twice = in * (double(g.patch) / double(advance_of(g)) - 1.0);
   return g.chunks == 1 && g.tiles > 1 && twice > 0.2 * (in + out);
 }
-
-}  // namespace
 
 void set_pitch(bool by_pieces, int32_t columns, Geometry* g) {
   constexpr int32_t kVector = 4;  // floats of 16 bytes

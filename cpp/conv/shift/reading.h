@@ -13,6 +13,10 @@ inline constexpr int32_t kFewestPieces = 3;
 /// the copy engine may bring x, rows are as long as its boxes, which begin at 16 bytes.
 void set_pitch(bool by_pieces, int32_t columns, Geometry* g);
 
+/// Whether a block takes many tiles one below the other, and of each reads what the one above has
+/// not. Blocks that write next to each other serve DRAM better, unless they read much twice.
+bool rolls(const Geometry& g);
+
 /// Bytes of a piece of so many rows of the grid, with its guard.
 int32_t bytes_of_piece(const Geometry& g, int64_t rows);
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "conv/shift/reading.h"
 #include "core/checked_math.h"
 #include "core/status.h"
 
@@ -27,7 +28,8 @@ bool has_weight(const Geometry& g, int32_t group, int32_t a, int32_t b) {
   return false;
 }
 
-/// Groups from `first` on at taps where they have a weight.
+/// Groups from `first` on at taps where they have a weight. Of a ring row by row, so that both
+/// halves of a step lie in one.
 std::vector<Half> halves_of(const Geometry& g, int32_t first, int32_t last) {
   std::vector<Half> halves;
   for (int32_t group = first; group < last; ++group) {
@@ -40,7 +42,16 @@ std::vector<Half> halves_of(const Geometry& g, int32_t first, int32_t last) {
       }
     }
   }
+  if (g.ring_rows > 0) {
+    std::stable_sort(halves.begin(), halves.end(),
+                     [](const Half& a, const Half& b) { return a.tap_h < b.tap_h; });
+  }
   return halves;
+}
+
+/// With padding to whole slabs.
+int32_t steps_of(size_t halves) {
+  return round_up(ceil_div(static_cast<int64_t>(halves), 2), kSlabSteps);
 }
 
 }  // namespace
@@ -55,6 +66,26 @@ void set_order(Geometry* g) {
       halves_of(other, 0, g->lane_groups).size() < halves_of(*g, 0, g->lane_groups).size();
 }
 
+void set_ring(const ConvPolicy& policy, bool roomy, Layout* layout) {
+  Geometry g = layout->g;
+  const bool suits = takes_rings(policy.tile_n) && policy.m_blocks == 1;
+  if (!suits || g.strip == 0 || g.reach_rows == 0 || !rolls(g)) return;
+  g.ring_rows = policy.stages * patch_rows(g);
+  if (!roomy) g.ring_rows -= (policy.stages - 1) * (patch_rows(g) - tile_rows(g));
+  const std::vector<Half> halves = halves_of(g, 0, g.lane_groups);
+  for (size_t i = 1; i < halves.size(); i += 2) {
+    if (halves[i].tap_h != halves[i - 1].tap_h) return;
+  }
+  // What instructions read beyond the last row is of no result.
+  const int64_t pixels =
+      int64_t(g.ring_rows - 1) * g.pitch + std::max(g.pitch, policy.tile_n + g.reach_columns);
+  const bool fits = pixels * 16 < kReach &&
+                    int64_t(steps_of(halves.size())) * (g.ring_rows / g.stack) <= kMaxSteps;
+  if (!fits) return;
+  layout->g.ring_rows = g.ring_rows;
+  layout->shared.group_bytes = static_cast<int32_t>(pixels * 16);
+}
+
 Status set_steps(Layout* layout) {
   const Geometry& g = layout->g;
   const int32_t group_bytes = layout->shared.group_bytes;
@@ -63,19 +94,22 @@ Status set_steps(Layout* layout) {
     const int32_t first = chunk * g.chunk_groups;
     std::vector<Half> halves = halves_of(g, first, std::min(first + g.chunk_groups, g.lane_groups));
     const auto steps = static_cast<int32_t>(ceil_div(static_cast<int64_t>(halves.size()), 2));
-    const int32_t padded = round_up(steps, kSlabSteps);
+    const int32_t padded = steps_of(halves.size());
     CUTFUSE_CHECK(steps > 0, Code::kNotSupported, "a chunk of %d channels has no tap",
                   g.chunk_groups * kLanes);
     CUTFUSE_CHECK(layout->steps.size() + padded <= kMaxSteps, Code::kNotSupported,
                   "%lld channels of a %dx%d filter have more than %d steps of 16",
                   static_cast<long long>(g.channels), g.kernel_h, g.kernel_w, kMaxSteps);
-    const auto offset = [&](const Half& half) {
-      return (half.group - first) * group_bytes + (half.tap_h * g.pitch + half.tap_w) * 16;
-    };
     halves.resize(2 * static_cast<size_t>(padded), Half{-1, 0, 0});
-    for (int32_t step = 0; step < padded; ++step) {
-      const Half& one = halves[2 * step];
-      const Half& other = halves[2 * step + 1];
+    const int32_t starts = g.ring_rows > 0 ? g.ring_rows / g.stack : 1;
+    for (int32_t i = 0; i < starts * padded; ++i) {
+      const auto offset = [&](const Half& half) {
+        const int32_t down = i / padded * g.stack + half.tap_h;
+        const int32_t row = g.ring_rows > 0 ? down % g.ring_rows : down;
+        return (half.group - first) * group_bytes + (row * g.pitch + half.tap_w) * 16;
+      };
+      const Half& one = halves[2 * (i % padded)];
+      const Half& other = halves[2 * (i % padded) + 1];
       const int32_t at = one.group >= 0 ? offset(one) : 0;
       const int32_t distance = other.group >= 0 ? offset(other) - at : 0;
       CUTFUSE_CHECK(at < kReach && distance < kReach, Code::kNotSupported,

@@ -7,6 +7,20 @@
 
 namespace cutfuse::conv::shift::sm90 {
 
+/// Where a block begins: its first pixel in the patch, and its first step; in a ring there are
+/// steps for each row.
+struct First {
+  int32_t pixel = 0, step = 0;
+
+  template <bool kRings>
+  CUTLASS_DEVICE static First of(const PatchInfo& info, int32_t number) {
+    First first;
+    first.pixel = max(info.offset[number], 0);
+    if constexpr (kRings) first.step = info.steps[number];
+    return first;
+  }
+};
+
 template <int kN, int kPlanes, class Element>
 class Multiplier : public Products<kN, kPlanes, Element> {
   using Base = Products<kN, kPlanes, Element>;
@@ -39,18 +53,20 @@ class Multiplier : public Products<kN, kPlanes, Element> {
     return info_of(control_, turn_.previous(p_.g.stages));
   }
 
-  /// After next(): v is the sum over all chunks for the pixels from `first` of the patch on, scaled
-  /// by 2^exponent and the weights'. Returns whether all of x was finite. Calls
+  /// After next(): v is the sum over all chunks for the pixels from `first` on, scaled by
+  /// 2^exponent and the weights'. Returns whether all of x was finite. Calls
   /// meanwhile() while products are on their way: of one plane once, in parts between some.
-  template <class Meanwhile>
-  CUTLASS_DEVICE bool run(float (&v)[kValues], int32_t& exponent, int32_t first, int32_t m_block,
-                          const Meanwhile& meanwhile) {
+  /// kChunks: there may be several.
+  template <bool kChunks, class Meanwhile>
+  CUTLASS_DEVICE bool run(float (&v)[kValues], int32_t& exponent, const First& first,
+                          int32_t m_block, const Meanwhile& meanwhile) {
+    this->first_step_ = first.step;
     if constexpr (kPlanes == 2 && !kInParts) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kValues; ++i) v[i] = 0.f;
     }
-    return for_chunks(0, exponent, true, [&](int32_t chunk, int32_t change) {
-      if constexpr (kPlanes == 1 && takes_chunks(kN)) rescale(v, change);
+    return for_chunks<kChunks>(0, exponent, true, [&](int32_t chunk, int32_t change) {
+      if constexpr (kPlanes == 1 && kChunks) rescale(v, change);
       const bool of_issues = kPlanes == 1 && turns_ == Turns::kOfIssues;
       if (turns_ == Turns::kOfTiles || of_issues) this->wait_turn();
       if constexpr (kInParts) {
@@ -68,15 +84,16 @@ class Multiplier : public Products<kN, kPlanes, Element> {
   /// After next(), where sums at ieee are long: the products of the tile's first slab are on their
   /// way to `sum`, until finish_begun(). Without a tile, those of whatever is there: a branch would
   /// serialise wgmma.
-  CUTLASS_DEVICE void begin(float (&sum)[kValues], bool tile, int32_t first, int32_t m_block) {
+  CUTLASS_DEVICE void begin(float (&sum)[kValues], bool tile, const First& first, int32_t m_block) {
     const uint32_t weights = tile ? slabs_.wait(0, kSlabSteps) : slabs_.any();
+    this->first_step_ = first.step;
     this->template issue<0, kSlabSteps, kSlabSteps, 3>(
         sum, this->slab_at(weights, 0, patch_at(first), m_block));
   }
 
   /// After begin(): as run().
   CUTLASS_DEVICE bool finish_begun(float (&v)[kValues], float (&sum)[kValues], int32_t& exponent,
-                                   int32_t first, int32_t m_block) {
+                                   const First& first, int32_t m_block) {
     const int32_t left = p_.chunk_steps[0] - kSlabSteps;
     const uint32_t patch = patch_at(first);
     const Slab next = this->meanwhile_find(1, left, patch, m_block);
@@ -86,7 +103,7 @@ class Multiplier : public Products<kN, kPlanes, Element> {
     exponent = info.exponent;
     const bool finite = info.finite;
     finish_chunk();
-    return for_chunks(1, exponent, finite, [&](int32_t chunk, int32_t change) {
+    return for_chunks<true>(1, exponent, finite, [&](int32_t chunk, int32_t change) {
       if (change != 0) rescale(v, change);
       const int32_t slab = p_.chunk_slab[chunk];
       const uint32_t patch = patch_at(first);
@@ -115,10 +132,10 @@ class Multiplier : public Products<kN, kPlanes, Element> {
 
   /// body(chunk, by how much its exponent differs from the one before) for the chunks of a tile
   /// from `begin` on; 0: of the first one by nothing. Returns whether all of x was finite.
-  template <class Body>
+  template <bool kChunks, class Body>
   CUTLASS_DEVICE bool for_chunks(int32_t begin, int32_t& exponent, bool finite, const Body& body) {
     // Without the loop where there is one chunk: in it the compiler would serialise wgmma.
-    const int32_t chunks = takes_chunks(kN) ? p_.g.chunks : 1;
+    const int32_t chunks = kChunks ? p_.g.chunks : 1;
     for (int32_t chunk = begin; chunk < chunks; ++chunk) {
       if (chunk > 0) Barrier::wait(&control_.full[turn_.stage], turn_.phase);
       const PatchInfo& info = info_of(control_, turn_);
@@ -140,9 +157,9 @@ class Multiplier : public Products<kN, kPlanes, Element> {
     turn_.next(p_.g.stages);
   }
 
-  /// Of the present stage, from pixel `first` on.
-  CUTLASS_DEVICE uint32_t patch_at(int32_t first) const {
-    return patches_ + turn_.stage * p_.shared.stage_bytes + first * 16;
+  /// Of the present stage.
+  CUTLASS_DEVICE uint32_t patch_at(const First& first) const {
+    return patches_ + turn_.stage * p_.shared.stage_bytes + first.pixel * 16;
   }
 
   /// v *= 2^e. One plane's v is the accumulator: a branch would serialise wgmma.

@@ -88,8 +88,11 @@ class Consumer {
   CUTLASS_DEVICE void run() {
     // In strips the producers wait for the patch: nothing is done before it is released.
     constexpr bool kMeanwhile = kRole == Role::kStore && (kPlanes == 1 || kInParts);
-    if (kMeanwhile && (kN == 256 || p_.g.strip == 0)) return run_tiles<kMeanwhile>();
-    if constexpr (!kMeanwhile || kN < 256) run_tiles<false>();
+    // One plane is rescaled for each chunk, a tenth of all instructions where there is one.
+    constexpr bool kChunks = takes_chunks(kN);
+    if (kChunks && (kPlanes == 2 || p_.g.chunks > 1)) return run_tiles<false, kChunks>();
+    if (kMeanwhile && (kN == 256 || p_.g.strip == 0)) return run_tiles<kMeanwhile, false>();
+    if constexpr (!kMeanwhile || kN < 256) run_tiles<false, false>();
   }
 
   /// The same where sums at ieee are long; a tile's first products run while the one before it is
@@ -97,9 +100,11 @@ class Consumer {
   CUTLASS_DEVICE void run_ahead() {
     constexpr bool kAhead = kRole == Role::kStore || kRole == Role::kStatistics;
     const auto nothing = [] {};
-    const auto first_of = [&](const PatchInfo& info) { return max(info.offset[block_number_], 0); };
+    const auto first_of = [&](const PatchInfo& info) {
+      return First::of<takes_rings(kN)>(info, block_number_);
+    };
     float sum[kN / 2];
-    int32_t first = first_of(multiplier_.next(nothing));
+    First first = first_of(multiplier_.next(nothing));
     multiplier_.begin(sum, true, first, tile_.m_block);
     for (int32_t left = Schedule::count(p_); left > 0; --left) {
       float v[kN / 2];
@@ -160,8 +165,10 @@ class Consumer {
   /// kMeanwhile: a tile's results are sent while the next one's products are on their way. In parts
   /// between them, four rows at a time, as the copy engine takes no more without waiting: batch
   /// norm's convolution at ieee took 4 % less (H200).
-  template <bool kMeanwhile>
+  template <bool kMeanwhile, bool kChunks>
   CUTLASS_DEVICE void run_tiles() {
+    // A ring is of strips, and of one chunk.
+    constexpr bool kRings = takes_rings(kN) && !kMeanwhile && (kPlanes == 2 || !kChunks);
     for (int32_t left = Schedule::count(p_); left > 0; --left) {
       const PatchInfo& info = multiplier_.next([&] {
         if constexpr (kMeanwhile) epilogue_.template send_rest<kPrepares>();
@@ -179,7 +186,9 @@ class Consumer {
           epilogue_.prepare(tile_, block);
         }
       };
-      const bool finite = multiplier_.run(v, exponent, max(offset, 0), tile_.m_block, meanwhile);
+      const First first = First::of<kRings>(info, block_number_);
+      const bool finite =
+          multiplier_.template run<kChunks>(v, exponent, first, tile_.m_block, meanwhile);
       if constexpr (kMeanwhile && kInParts) epilogue_.template send_rest<false>();
       if constexpr (kPrepares && !kMeanwhile) epilogue_.prepare(tile_, block);
       if (offset >= 0) epilogue_.template run<kPrepares>(v, tile_, block, exponent, finite);
@@ -231,7 +240,7 @@ __global__ void __launch_bounds__(kConsumers + producers(kN, kPlanes), 1)
   if (threadIdx.x < kConsumers || !params.x_is_complete) wait_for_previous_kernels();
   if (threadIdx.x >= kConsumers) {
     cutlass::arch::warpgroup_reg_dealloc<Registers<kN, kPlanes>::kProducer>();
-    Producer<kPlanes, kProducers, kRole != Role::kStore>(params, shared).run();
+    Producer<kPlanes, kProducers, kRole != Role::kStore, takes_rings(kN)>(params, shared).run();
   } else {
     cutlass::arch::warpgroup_reg_alloc<Registers<kN, kPlanes>::kConsumer>();
     consume<kN, kPlanes, Element, kRole>(params, shared);

@@ -168,8 +168,9 @@ struct PatchInfo {
   int32_t exponent;  // planes hold x * 2^exponent
   bool finite;       // all of them
   int32_t outer, image;
-  int32_t offset[kMaxTileBlocks];  // of the blocks' first pixels in the patch; < 0: there is no
-                                   // such block
+  int32_t offset[kMaxTileBlocks];  // of the blocks' first pixels in the patch, or in a ring in the
+                                   // row that `steps` are of; < 0: there is no such block
+  int32_t steps[kMaxTileBlocks];   // where the blocks' steps begin among all
   Block blocks[kMaxTileBlocks];
 };
 

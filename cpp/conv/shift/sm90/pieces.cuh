@@ -111,7 +111,9 @@ class PieceReader {
   template <class Body>
   CUTLASS_DEVICE void for_patch(const Patches& patches, const Body& body) {
     if (kLast && p_.channels_together) return for_last(patches, body);
-    if (p_.one_phase) return for_channels(patches, body);
+    if (p_.one_phase) {
+      return p_.g.stride_w == 1 ? for_channels<1>(patches, body) : for_channels<0>(patches, body);
+    }
     switch (p_.lanes_together) {
       case 4:
         return for_phases<4>(patches, body);
@@ -176,10 +178,11 @@ class PieceReader {
     }
   }
 
-  /// Of one phase: a piece has eight channels.
-  template <class Body>
+  /// Of one phase: a piece has eight channels. kStride: of columns, or 0, not known: it is more
+  /// than 1 where dilation is a multiple of it.
+  template <int kStride, class Body>
   CUTLASS_DEVICE void for_channels(const Patches& patches, const Body& body) {
-    const int32_t step = p_.g.stride_w * 4;  // more than 4 where dilation is a multiple of strides
+    const int32_t step = (kStride > 0 ? kStride : p_.g.stride_w) * 4;
     const int32_t channel = p_.g.piece_rows * p_.g.pitch * step;
     for_pieces(patches, 1, step, [&](const Piece& piece, int32_t group) {
       const auto take = [&](int32_t item) {

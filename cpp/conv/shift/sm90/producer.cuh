@@ -12,8 +12,9 @@
 
 namespace cutfuse::conv::shift::sm90 {
 
-/// kAll: also 16-bit x and 16 bytes of channels together, which Role::kStore never has.
-template <int kPlanes, int kProducers, bool kAll>
+/// kAll: also 16-bit x and 16 bytes of channels together, which Role::kStore never has; kRings:
+/// also patches that share a ring of rows.
+template <int kPlanes, int kProducers, bool kAll, bool kRings>
 class Producer {
  public:
   CUTLASS_DEVICE Producer(const Params& params, char* shared)
@@ -49,6 +50,7 @@ class Producer {
   Control& control_;
   int thread_;
   int threads_;                               // that convert
+  int32_t row_ = 0;                           // of the ring, that the patch begins in
   int32_t exponent_ = kPlanes == 2 ? 10 : 7;  // at first, of largest ones from 0.25, 0.125 on
   bool finite_ = true;                        // the patch before, as far as is known
 
@@ -83,6 +85,7 @@ class Producer {
     bool first_round = true;
     for (Patches patches(p_); patches.more(p_); patches.next(p_)) {
       if (!first_round) Barrier::wait(&control_.empty[turn.stage], turn.phase ^ 1);
+      if (rings()) advance(patches, turn);
       fill(patches, turn, slot, convert);
       turn.next(p_.g.stages);
       if (turn.stage == 0) first_round = false;
@@ -98,13 +101,14 @@ class Producer {
     if (native) exponent_ = 0;
     PatchInfo& info = info_of(control_, turn);
     if (thread_ < p_.g.tile_blocks) describe(patches, thread_, info);
-    copy(stage, patches.advance, patches.begin);
+    if (!rings()) copy(stage, patches.advance, patches.begin);
     float largest = agree(convert(patches, stage), slot, false);
     if (!native && !fits(largest) && !(largest == 0.f && is_padding(patches))) {
       named_sync();
       const float magnitude = agree(measure(patches), slot, true);
       if (magnitude != 0.f) {
         exponent_ = min(13 - ilogbf(magnitude), 126);
+        if (rings()) wait_for_previous(turn);  // which has rows that are converted again
         named_sync();
         largest = agree(convert_again(patches, stage), slot, true);
       }
@@ -117,6 +121,22 @@ class Producer {
     if (thread_ < kMaxTileBlocks) Barrier::arrive(&control_.full[stage]);
   }
 
+  CUTLASS_DEVICE bool rings() const { return kRings && p_.g.ring_rows > 0; }
+
+  /// Until the patch before `turn` has been read.
+  CUTLASS_DEVICE void wait_for_previous(const Turn& turn) const {
+    const Turn previous = turn.previous(p_.g.stages);
+    Barrier::wait(&control_.empty[previous.stage], previous.phase);
+  }
+
+  /// Goes on in the ring: to the patch below, or to one that shares no row with that before it.
+  CUTLASS_DEVICE void advance(const Patches& patches, const Turn& turn) {
+    const bool anew = patches.begin == 0;
+    if (anew && runs_empty(p_.g)) wait_for_previous(turn);
+    row_ += anew ? patch_rows(p_.g) : tile_rows(p_.g);
+    if (row_ >= p_.g.ring_rows) row_ -= p_.g.ring_rows;
+  }
+
   /// Whether the patch's new pixels all lie below the image.
   CUTLASS_DEVICE bool is_padding(const Patches& patches) const {
     return locate(p_, patches.tile.strip, patches.flat + patches.begin).row >= p_.g.height;
@@ -125,6 +145,12 @@ class Producer {
   CUTLASS_DEVICE void describe(const Patches& patches, int number, PatchInfo& info) const {
     const int32_t block = patches.tile.first + number;
     info.offset[number] = block < p_.g.blocks ? first_pixel(p_, block) - patches.flat : -1;
+    info.steps[number] = 0;
+    if (rings()) {
+      info.offset[number] = min(info.offset[number], 0);
+      const int32_t row = (row_ + number * p_.g.stack) % p_.g.ring_rows;
+      info.steps[number] = row / p_.g.stack * p_.g.slabs * kSlabSteps;
+    }
     info.blocks[number] = make_block(p_, patches.tile, block);
     if (number == 0) {
       info.outer = patches.tile.outer;
@@ -178,13 +204,27 @@ class Producer {
     return shared_ + p_.shared.patch + stage * p_.shared.stage_bytes;
   }
 
+  /// body(where a pixel of the patch goes, of its stage's), for a ring or not.
+  template <class Body>
+  CUTLASS_DEVICE float with_place(const Body& body) const {
+    if (!rings()) return body([](int32_t pixel) { return pixel; });
+    const auto first = uint32_t(row_ * p_.g.pitch);
+    const auto count = uint32_t(p_.g.ring_rows * p_.g.pitch);
+    return body([first, count](uint32_t pixel) {  // of the ring's
+      return int32_t(min(pixel + first, pixel + first - count));
+    });
+  }
+
   CUTLASS_DEVICE float convert_pieces(AllPieces& reader, const Patches& patches,
                                       int32_t stage) const {
     const float scale = power_of_two(exponent_);
-    __half2 largest = __float2half2_rn(0.f);
     char* to = plane(stage);
-    reader.for_patch(patches, [&](const auto& items) { store_all(items, scale, to, largest); });
-    return magnitude_of(largest);
+    return with_place([&](const auto& place) {
+      __half2 largest = __float2half2_rn(0.f);
+      reader.for_patch(patches,
+                       [&](const auto& items) { store_all(items, scale, to, place, largest); });
+      return magnitude_of(largest);
+    });
   }
 
   /// kBatch groups of a pixel at a time.
@@ -194,36 +234,40 @@ class Producer {
     const float scale = power_of_two(exponent_);
     const int32_t groups = patches.groups(p_);
     const int32_t patch = p_.g.patch;
-    __half2 largest = __float2half2_rn(0.f);
     char* to = plane(stage);
-    for (int32_t pixel = patches.begin + share.pixel; pixel - share.lane < patch;
-         pixel += share.pixel_stride) {
+    return with_place([&](const auto& place) {
+      __half2 largest = __float2half2_rn(0.f);
+      for (int32_t pixel = patches.begin + share.pixel; pixel - share.lane < patch;
+           pixel += share.pixel_stride) {
 #pragma unroll 1
-      for (int32_t group = share.group; group < groups; group += kBatch * p_.g.group_warps) {
-        Item items[kBatch];
-        reader.template take<kBatch>(items);
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kBatch; ++i) {
-          items[i].pixel = pixel;
-          items[i].group = group + i * p_.g.group_warps;
-          items[i].exists = pixel < patch && items[i].group < groups;
+        for (int32_t group = share.group; group < groups; group += kBatch * p_.g.group_warps) {
+          Item items[kBatch];
+          reader.template take<kBatch>(items);
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < kBatch; ++i) {
+            items[i].pixel = pixel;
+            items[i].group = group + i * p_.g.group_warps;
+            items[i].exists = pixel < patch && items[i].group < groups;
+          }
+          store_all(items, scale, to, place, largest);
+          reader.template issue<kBatch>();
         }
-        store_all(items, scale, to, largest);
-        reader.template issue<kBatch>();
       }
-    }
-    return magnitude_of(largest);
+      return magnitude_of(largest);
+    });
   }
 
   /// Converts the whole patch with exponent_, read anew.
   CUTLASS_DEVICE float convert_again(const Patches& patches, int32_t stage) const {
     const float scale = power_of_two(exponent_);
-    __half2 largest = __float2half2_rn(0.f);
-    for_all(patches, [&](const Item& item) {
-      const Item items[1] = {item};
-      store_all(items, scale, plane(stage), largest);
+    return with_place([&](const auto& place) {
+      __half2 largest = __float2half2_rn(0.f);
+      for_all(patches, [&](const Item& item) {
+        const Item items[1] = {item};
+        store_all(items, scale, plane(stage), place, largest);
+      });
+      return magnitude_of(largest);
     });
-    return magnitude_of(largest);
   }
 
   /// The largest finite magnitude of the whole patch that this thread reads.
@@ -271,9 +315,9 @@ class Producer {
 
   /// Stores items' planes, those of which exist; without branches between them, so that they are
   /// converted side by side.
-  template <int kCount>
+  template <int kCount, class Place>
   CUTLASS_DEVICE void store_all(const Item (&items)[kCount], float scale, char* to,
-                                __half2& largest) const {
+                                const Place& place, __half2& largest) const {
     uint32_t high[kCount][kLanes / 2];
     uint32_t low[kCount][kLanes / 2];
     CUTLASS_PRAGMA_UNROLL
@@ -284,7 +328,7 @@ class Producer {
     CUTLASS_PRAGMA_UNROLL
     for (int k = 0; k < kCount; ++k) {
       if (!items[k].exists) continue;
-      char* at = to + items[k].group * p_.shared.group_bytes + items[k].pixel * 16;
+      char* at = to + items[k].group * p_.shared.group_bytes + place(items[k].pixel) * 16;
       *reinterpret_cast<uint4*>(at) = {high[k][0], high[k][1], high[k][2], high[k][3]};
       if constexpr (kPlanes == 2) {
         *reinterpret_cast<uint4*>(at + p_.shared.plane_bytes) = {low[k][0], low[k][1], low[k][2],

@@ -32,6 +32,7 @@ class Products {
   const Params& p_;
   Slabs slabs_;
   Turns turns_;
+  int32_t first_step_ = 0;  // of those of the present block
 
   /// Of a step's weights.
   CUTLASS_DEVICE uint32_t plane_bytes() const { return p_.g.weight_rows * kRowStepBytes; }
@@ -76,8 +77,8 @@ class Products {
 
   /// Waits for the slabs of `count` steps, from slab `slab` on.
   CUTLASS_DEVICE Steps steps_of(int32_t slab, int32_t count, uint32_t patch, int32_t m_block) {
-    return {weights_at(slabs_.wait(slab, count), m_block), &p_.steps[slab * kSlabSteps],
-            patch >> 4};
+    return {weights_at(slabs_.wait(slab, count), m_block),
+            &p_.steps[first_step_ + slab * kSlabSteps], patch >> 4};
   }
 
   /// A slab's four steps, found while products of another run.
@@ -92,7 +93,7 @@ class Products {
     Slab found{weights_at(address, m_block), {}};
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kSlabSteps; ++i) {
-      found.b[i] = p_.steps[slab * kSlabSteps + i] + (patch >> 4);
+      found.b[i] = p_.steps[first_step_ + slab * kSlabSteps + i] + (patch >> 4);
     }
     return found;
   }
