@@ -87,27 +87,13 @@ std::string ShiftPlan::packed_key() const {
   std::string key = to_string(policy_);
   const shift::Geometry& g = layout_.g;
   // What channels and taps a row of the weights has, and in which order.
-  for (const int32_t number : {static_cast<int32_t>(problem_.conv.dtype),
-                               g.pitch,
-                               g.patch,
-                               g.lane_groups,
-                               int32_t(g.rows_first),
-                               int32_t(g.ring_rows > 0),
-                               g.stack,
-                               g.groups,
-                               g.channels,
-                               g.out_channels,
-                               g.kernel_h,
-                               g.kernel_w,
-                               g.stride_h,
-                               g.stride_w,
-                               g.dilation_h,
-                               g.dilation_w,
-                               g.made.up_h,
-                               g.made.up_w,
-                               g.made.kernel_h,
-                               g.made.kernel_w})
+  for (const int32_t number :
+       {static_cast<int32_t>(problem_.conv.dtype), g.pitch, g.patch, g.lane_groups,
+        int32_t(g.rows_first), g.stack, g.groups, g.channels, g.out_channels, g.kernel_h,
+        g.kernel_w, g.stride_h, g.stride_w, g.dilation_h, g.dilation_w, g.made.up_h, g.made.up_w,
+        g.made.kernel_h, g.made.kernel_w})
     key += " " + std::to_string(number);
+  if (g.ring_rows > 0) key += " row by row";
   return key + (problem_.conv.transposed ? " transposed" : "");
 }
 

@@ -75,15 +75,16 @@ def test_whole_numbers_are_exact(
 
 @every_tile
 @every_case
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_statistics_and_other_programs(
-    case: ConvCase, tile_n: int, planes: int, fused: None
+    layout: str, case: ConvCase, tile_n: int, planes: int, fused: None
 ) -> None:
     case, policy = in_strips(case, tile_n, planes, 2)
-    tensors = case.draw(draw, device="cuda")
+    tensors = case.draw(draw, layout=layout, device="cuda")
     exact = case.theirs(*wide(tensors))
     full = draw(tuple(exact.shape), 4).cuda()
     with forced_conv_policy(policy), exact_promotion():
-        if not case.transposed:
+        if not case.transposed and layout == "contiguous":
             batch_norm(kind_of(planes), True, case)
         with guarded():
             steps = (pcf.add(full), pcf.relu())

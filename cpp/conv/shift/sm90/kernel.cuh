@@ -88,7 +88,7 @@ class Consumer {
   CUTLASS_DEVICE void run() {
     // In strips the producers wait for the patch: nothing is done before it is released.
     constexpr bool kMeanwhile = kRole == Role::kStore && (kPlanes == 1 || kInParts);
-    // One plane is rescaled for each chunk, a tenth of all instructions where there is one.
+    // One plane is rescaled for each chunk: a twentieth of all instructions, where there is one.
     constexpr bool kChunks = takes_chunks(kN);
     if (kChunks && (kPlanes == 2 || p_.g.chunks > 1)) return run_tiles<false, kChunks>();
     if (kMeanwhile && (kN == 256 || p_.g.strip == 0)) return run_tiles<kMeanwhile, false>();
