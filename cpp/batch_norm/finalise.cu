@@ -32,14 +32,15 @@ __device__ Merged moments_of(double origin, const Distances& all, const Rows& n)
   return {origin + all.sum * n.inverse, m2 < 0.0 ? 0.0 : m2};  // NaN stays
 }
 
-/// Whether a column that was rounded to 16 bits has few steps of its values to a deviation: its
-/// roundings are not of either sign then, or of a constant all the same, and what was measured
-/// before them is not what normalise() subtracts.
+/// Whether a column of 16 bits has so small a deviation beside its mean that its moments are to be
+/// measured anew: those of values before rounding are not of what normalise() subtracts, as
+/// roundings are not of either sign then, or of a constant all the same; those by sums of squares
+/// (gemm/sm90/partials.cuh) are off by 2^-12 of the variance here, and nothing where they overflow.
 __device__ bool is_coarse(const Merged& found, const Rows& n, DType dtype) {
   if (dtype == DType::kFloat32) return false;
-  const double half_step = dtype == DType::kBFloat16 ? 0x1p-9 : 0x1p-12;
-  const double limit = 16 * half_step * found.mean;
-  return found.m2 * n.inverse < limit * limit;
+  const double limit = 0x1p-5 * found.mean;
+  const double variance = found.m2 * n.inverse;
+  return !(variance >= limit * limit && variance < INFINITY);
 }
 
 /// kThreads threads of a block, one warp or all of it, merge one column. The order of sums is fixed

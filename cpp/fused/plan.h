@@ -69,7 +69,7 @@ bool may_split_k(const FusedProblem& problem, const Links& links) noexcept;
 bool has_bounds_only(const Program& program, float* lowest, float* highest) noexcept;
 
 /// Blocks of a contraction that also normalises by the batch's statistics, or 0: batch norm is a
-/// pass of its own, as it is where more than bounds follow.
+/// pass of its own, as it is where more than bounds follow, and of most results of 16 bits.
 int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
                           const DeviceProps& device) noexcept;
 

@@ -10,9 +10,9 @@ from pycutfuse.testing import generate, guarded
 OFFSETS = [0.3, 100.3, -1500.3]
 
 
-def check_statistics(m: int, offset: float, dtype: torch.dtype, device: str) -> None:
+def check_statistics(m: int, n: int, offset: float, dtype: torch.dtype, device: str) -> None:
     """What is normalised is what was measured: a constant column is batch norm's bias."""
-    n, k = 330, 64
+    k = 64
     x = generate("randn", (m, k), seed=1, device=device, dtype=dtype)
     weight = generate("randn", (n, k), seed=2, device=device, dtype=dtype)
     weight[7] = 0
@@ -46,6 +46,28 @@ def check_statistics(m: int, offset: float, dtype: torch.dtype, device: str) -> 
         error = error.minimum((result - expected).abs() / (1 + expected.abs()))
     close = 4 * torch.finfo(dtype).eps + 2 * step / exact.std(0).clamp(min=2 * step)
     assert (error <= close).all(), error.amax(0)
+
+
+def check_extremes(m: int, dtype: torch.dtype, device: str) -> None:
+    """Columns that are not finite, and some whose squares overflow."""
+    n, k = 328, 64
+    x = generate("randn", (m, k), seed=1, device=device, dtype=dtype)
+    weight = generate("randn", (n, k), seed=2, device=device, dtype=dtype)
+    offset = generate("rand", (n,), seed=3, device=device, dtype=dtype)
+    weight[17, 3], weight[18, 5], offset[19] = torch.inf, torch.nan, torch.inf
+    large = 2.0**62 if dtype == torch.bfloat16 else 2.0**10
+    weight[40:44] *= large
+    weight[44:48] *= 2.0**-12
+    offset[44:48] = 32 * large  # and the columns are constant
+    with guarded():
+        result = pcf.ops.linear_batch_norm(x, weight, epilogue=(pcf.add(offset),), training=True)
+    z = (F.linear(x.double(), weight.double()) + offset.double()).to(dtype).double()
+    expected = F.batch_norm(z, None, None, training=True)
+    finite = expected.isfinite()
+    assert int((~finite.all(0)).sum()) == 3
+    assert torch.equal(result.isfinite(), finite)
+    close = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(result.double()[finite], expected[finite], rtol=close, atol=close)
 
 
 def check_running(

@@ -130,7 +130,9 @@ def test_blocks_exchange_moments_where_columns_of_tiles_fit_a_wave(kind: Kind) -
         assert not waits or found.policy.swizzle == 1
         return waits
 
-    assert exchanges(1024, 8192)
+    wide = kind[0] is torch.float32  # else the tensor cores take moments where n is whole vectors
+    assert exchanges(1024, 8192) == wide
+    assert exchanges(1024, 8196)
     assert exchanges(2, 100)
     assert exchanges(2048, 300, after=(pcf.relu(),))
     assert exchanges(300, 300, after=(pcf.clamp(-1.0, 1.0),))
@@ -139,7 +141,7 @@ def test_blocks_exchange_moments_where_columns_of_tiles_fit_a_wave(kind: Kind) -
     assert not exchanges(16384, 4096)
     assert not exchanges(1024, 8192, after=(pcf.sigmoid(),))
     assert not exchanges(1024, 8192, after=(pcf.relu(), pcf.mul(2.0)))
-    assert exchanges(1024, 8192, after=(pcf.relu(), pcf.mul(1.0)))  # which changes nothing
+    assert exchanges(1024, 8196, after=(pcf.relu(), pcf.mul(1.0)))  # which changes nothing
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

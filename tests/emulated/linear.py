@@ -160,7 +160,7 @@ def test_batch_norm_of_a_linear_layer(policy: object, size: tuple[int, int, int]
         result = pcf.ops.linear_batch_norm(
             x, weight, running_mean=ours[0], running_var=ours[1], training=True, precision=kind[1]
         )
-    z = F.linear(x.double(), weight.double())
+    z = F.linear(x.double(), weight.double()).to(kind[0]).double()  # as it is stored, and measured
     expected = F.batch_norm(z, *exact, training=True)
     close = 1e-5 if kind[0] is torch.float32 else 2e-2
     torch.testing.assert_close(result.double(), expected, rtol=close, atol=close)
@@ -170,9 +170,14 @@ def test_batch_norm_of_a_linear_layer(policy: object, size: tuple[int, int, int]
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("offset", moments.OFFSETS)
-@pytest.mark.parametrize("m", [300, 2100])  # more than exchange their moments
-def test_columns_that_are_rounded(m: int, offset: float, dtype: torch.dtype) -> None:
-    moments.check_statistics(m, offset, dtype, "cpu")
+@pytest.mark.parametrize(("m", "n"), [(300, 330), (2100, 330), (300, 328), (2100, 328)])
+def test_columns_that_are_rounded(m: int, n: int, offset: float, dtype: torch.dtype) -> None:
+    moments.check_statistics(m, n, offset, dtype, "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_columns_of_extremes(dtype: torch.dtype) -> None:
+    moments.check_extremes(300, dtype, "cpu")
 
 
 @pytest.mark.parametrize("size", turned.SIZES, ids=str)

@@ -102,9 +102,16 @@ def test_columns_far_from_zero_keep_their_variance(dtype, tier, cuda, fused: Non
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("offset", moments.OFFSETS)
+@pytest.mark.parametrize("n", [330, 328])  # the tensor cores take moments of whole vectors
 @pytest.mark.parametrize("m", [300, 1000, 5003])  # more than exchange their moments
-def test_columns_that_are_rounded(m: int, offset: float, dtype, fused: None) -> None:
-    moments.check_statistics(m, offset, dtype, "cuda")
+def test_columns_that_are_rounded(m: int, n: int, offset: float, dtype, fused: None) -> None:
+    moments.check_statistics(m, n, offset, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("m", [300, 5003])
+def test_columns_of_extremes(m: int, dtype: torch.dtype, fused: None) -> None:
+    moments.check_extremes(m, dtype, "cuda")
 
 
 def test_a_constant_column_is_its_bias(cuda: torch.device, fused: None) -> None:
@@ -130,7 +137,7 @@ def test_columns_that_are_not_finite(cuda: torch.device, fused: None) -> None:
 @pytest.mark.parametrize(("dtype", "tier"), kinds_of(None), ids=repr)
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_no_pass_follows(momentum, dtype, tier: str, cuda: torch.device, fused: None) -> None:
-    """Unless every block would read the count of batches that one of them raises."""
+    """Unless every block would read the count of batches that one of them raises; of fp32."""
     x, weight = draw(1024, 96, seed=1, dtype=dtype), draw(8192, 96, seed=2, dtype=dtype)
     norm = Norm(8192)
     norm.fused(x, weight, tier, momentum=momentum)
@@ -142,7 +149,7 @@ def test_no_pass_follows(momentum, dtype, tier: str, cuda: torch.device, fused: 
     follows = any("::normalise_" in name for name in kernels)
     # A smaller GPU may not hold all blocks at once, and then a pass is right.
     small = torch.cuda.get_device_properties(cuda).multi_processor_count < 132
-    assert follows == (momentum is None) or (follows and small)
+    assert follows == (momentum is None or dtype != torch.float32) or (follows and small)
 
 
 @pytest.mark.parametrize(("dtype", "tier"), kinds_of(None), ids=repr)

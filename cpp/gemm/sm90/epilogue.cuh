@@ -59,9 +59,10 @@ class ProgramEpilogue {
   using StrideD = StrideC;
   using Arguments = EpilogueArguments;
   struct Params : EpilogueArguments {
-    CUtensorMap out_map;      ///< boxes of 16 rows x 64 bytes, 64-byte swizzle
-    bool out_mapped = false;  ///< else stored from registers
-    bool only_boxes = false;  ///< nothing is done to results but to store them in boxes
+    CUtensorMap out_map;             ///< boxes of 16 rows x 64 bytes, 64-byte swizzle
+    bool out_mapped = false;         ///< else stored from registers
+    bool only_boxes = false;         ///< nothing is done to results but to store them in boxes
+    bool boxes_and_moments = false;  ///< but that, and to take batch norm's moments of them
     Leaving leaving = Leaving::kNot;
     float lowest = 0.f, highest = 0.f;  ///< of Leaving::kBounded
     Ending ending;                      ///< of the program, that values run as they leave in boxes
@@ -258,6 +259,10 @@ class ProgramEpilogue {
     const bool ends = params_.ending.first < kMaxDeviceSteps;
     // One jump over all that is rare: each costs a wait for the code behind it.
     if (!params_.only_boxes) {
+      if (params_.boxes_and_moments) {
+        store_with_moments(v, at, thread, group_storage);
+        return;
+      }
       if (params_.partials != nullptr) {
         store_moments(v, at, thread, group_storage, params_.partials,
                       exchanges ? 1 : params_.partial_count, exchanges ? at.columns : 1);
@@ -300,6 +305,20 @@ class ProgramEpilogue {
       store_values(block, v, at, lane, boxes, Ended{params_.ending});
     } else {
       store_values(block, v, at, lane, boxes, Finished{});
+    }
+  }
+
+  /// Of 16 bits.
+  CUTLASS_DEVICE void store_with_moments(float (&v)[kSize], const Coordinates& at, int thread,
+                                         WarpStorage<kTileN>* warps) {
+    const auto store = [&](auto dtype) {
+      store_boxes_with_moments<kTileN, decltype(dtype)::value>(
+          v, at, thread, &params_.out_map, warps, params_.partials, params_.partial_count);
+    };
+    if (params_.out.dtype == DType::kFloat16) {
+      store(std::integral_constant<DType, DType::kFloat16>{});
+    } else {
+      store(std::integral_constant<DType, DType::kBFloat16>{});
     }
   }
 

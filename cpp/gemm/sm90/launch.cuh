@@ -107,6 +107,9 @@ class Sm90Gemm final : public Launcher {
         params.epilogue.leaving = leaving(epilogue, &params.epilogue);
       }
     }
+    params.epilogue.boxes_and_moments = boxed && out.dtype != DType::kFloat32 &&
+                                        epilogue.partials != nullptr &&
+                                        epilogue.exchange.arrivals == nullptr;
 
     if (call.blocks != 0) params.hw_info.sm_count = call.blocks;
     cudaLaunchAttribute attributes[3]{cluster_attribute()};

@@ -37,12 +37,12 @@ float half_of(uint32_t word, int which) {
                                      : __uint_as_float(uint32_t(bits) << 16);
 }
 
-/// m16n8k16, rounded once.
+/// m16n8k16, rounded once. Blocks of a cluster run at the same time.
 template <DType kElement, bool kAdds>
 void multiply_add(float* d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  static Factors all[emulated::kMostThreads];
+  static Factors all[16 * emulated::kMostThreads];
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  Factors* warp = all + (threadIdx.x - lane);
+  Factors* warp = all + (emulated::here->number - lane);
   warp[lane] = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
   emulated::meet_warp();
   for (int i = 0; i < 4; ++i) {
