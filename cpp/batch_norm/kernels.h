@@ -27,8 +27,9 @@ struct Columns {
 
 /// Merges `partials` [columns][partial_count], each over kPartialRows of the `rows` rows (the last
 /// over what is left), into save_mean and save_invstd and updates the running statistics; the
-/// count of batches is read here and raised by normalise(). The partials are of values that were
-/// rounded when `stored`: where a column's deviation is near its roundings it is measured anew.
+/// count of batches is read here and raised by normalise(). The partials are of values before or
+/// after they were rounded to be `stored`: where a column's deviation is small beside its mean it
+/// is measured anew.
 Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
                 const Columns& stored, const BatchNormBuffers& buffers, void* stream) noexcept;
 
