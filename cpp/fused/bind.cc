@@ -86,9 +86,12 @@ bool FusedPlan::may_turn(const FusedBuffers& buffers) const noexcept {
     return std::all_of(operands, operands + count,
                        [](const Operand& operand) { return operand.row_stride == 0; });
   };
-  return can_encode(gemm::turned_boxes(buffers.weight, problem_.gemm.n, problem_.gemm.k,
-                                       policy_.tile_m)) &&
-         per_channel(buffers.operands, buffers.operand_count) &&
+  const bool narrow = problem_.gemm.dtype != DType::kFloat32;
+  const bool reaches = narrow ? reinterpret_cast<uintptr_t>(buffers.out.data) % 16 == 0 &&
+                                    buffers.out.row_stride % 8 == 0
+                              : can_encode(gemm::turned_boxes(buffers.weight, problem_.gemm.n,
+                                                              problem_.gemm.k, policy_.tile_m));
+  return reaches && per_channel(buffers.operands, buffers.operand_count) &&
          (!normalises() || per_channel(buffers.after_operands, buffers.after_operand_count));
 }
 
@@ -133,8 +136,8 @@ Status FusedPlan::bind(const FusedBuffers& buffers, const Linked& linked, gemm::
   if (turned()) {
     std::swap(epilogue.a, epilogue.b);
     call->a_planes = buffers.weight.data;
-    call->b_planes = at<void>(workspace, x_planes_);
-    epilogue.b_words = at<int32_t>(workspace, x_words_);
+    call->b_planes = planes() == 0 ? buffers.x.data : at<void>(workspace, x_planes_);
+    if (planes() > 0) epilogue.b_words = at<int32_t>(workspace, x_words_);
   } else if (planes() == 0) {
     call->a_planes = links_.reads_images ? linked.x_planes : buffers.x.data;
     call->b_planes = buffers.weight.data;

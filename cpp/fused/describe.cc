@@ -49,10 +49,11 @@ std::string FusedPlan::describe_product() const {
   if (!skinny()) text += ": " + to_string(policy_);
   if (turned()) {
     text +=
-        "\n  turned over: the weight is rounded on its way to the tensor cores; one whose rows "
-        "are not contiguous and aligned to 16 bytes, or beside operands that are not per "
-        "channel: " +
-        to_string(otherwise_->policy());
+        planes() > 0
+            ? "\n  turned over: the weight is rounded on its way to the tensor cores; one whose "
+              "rows are not contiguous and aligned to 16 bytes"
+            : "\n  turned over; where rows of the result are not aligned to 16 bytes";
+    text += ", or beside operands that are not per channel: " + to_string(otherwise_->policy());
   }
   if (splits_k()) {
     text += "\nadd " + std::to_string(policy_.split_k) + " parts of K";

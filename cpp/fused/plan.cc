@@ -3,6 +3,7 @@
 #include "fused/plan.h"
 
 #include <new>
+#include <utility>
 
 #include "batch_norm/kernels.h"
 #include "core/current_device.h"
@@ -84,8 +85,9 @@ Status FusedPlan::lay_out() {
                  to_string(problem_.gemm).c_str());
   }
   if (skinny()) return {};
-  const gemm::OperandLayout layout{leading_of(problem_.x_leading, k),
-                                   leading_of(problem_.weight_leading, k), links_.images};
+  gemm::OperandLayout layout{leading_of(problem_.x_leading, k),
+                             leading_of(problem_.weight_leading, k), links_.images};
+  if (turned()) std::swap(layout.a_leading, layout.b_leading);
   gemm_ = gemm::find_instance(policy_)->bind(multiplied(problem_.gemm, policy_), policy_, layout,
                                              device_);
   return {};

@@ -114,8 +114,9 @@ GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
 GemmPolicy select_straight_policy(const FusedProblem& problem, const Links& links,
                                   const DeviceProps& device) noexcept;
 
-/// Whether the kernel of Source::kTurned runs the problem, whose program is affine steps and bounds
-/// alone (with others ptxas takes minutes); of its tensors see FusedPlan::may_turn().
+/// Whether a kernel of Source::kTurned runs the problem, whose program is affine steps and bounds
+/// alone, or in bf16 a sigmoid (with others ptxas takes minutes); of its tensors see
+/// FusedPlan::may_turn().
 bool may_turn(const FusedProblem& problem, const Links& links) noexcept;
 
 /// The product as the kernel of a plan sees it.

@@ -58,10 +58,11 @@ int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
 bool may_turn(const FusedProblem& problem, const Links& links) noexcept {
   const bool linked = links.reads_planes || links.writes_planes || links.reads_images;
   const bool eval = problem.tail == Tail::kBatchNormEval;
-  if (problem.gemm.dtype != DType::kFloat32 || problem.gemm.precision != Precision::kTf32 ||
-      problem.weight_planes || linked || problem.tail == Tail::kLogSumExp) {
-    return false;
-  }
+  const bool wide = problem.gemm.dtype == DType::kFloat32;
+  // Results of 16 bits leave in boxes.
+  const bool fits = wide ? problem.gemm.precision == Precision::kTf32
+                         : problem.gemm.dtype == DType::kBFloat16 && problem.gemm.n % 8 == 0;
+  if (!fits || problem.weight_planes || linked || problem.tail == Tail::kLogSumExp) return false;
   const auto is_affine = [](const Program& program, int32_t count) {
     return std::all_of(program.steps, program.steps + count,
                        [](const Step& step) { return gemm::is_affine(step.op); });
@@ -69,10 +70,11 @@ bool may_turn(const FusedProblem& problem, const Links& links) noexcept {
   // What the epilogue runs ends in this program.
   const Program& last = eval ? problem.after : problem.program;
   float lowest, highest;
-  // In training, bounds would come before the moments.
-  const bool bounds = problem.tail != Tail::kBatchNormTrain && last.count > 0 &&
-                      bounds_of(last.steps[last.count - 1], &lowest, &highest);
-  return is_affine(last, last.count - (bounds ? 1 : 0)) &&
+  // In training, they would come before the moments.
+  const bool ends = problem.tail != Tail::kBatchNormTrain && last.count > 0 &&
+                    (bounds_of(last.steps[last.count - 1], &lowest, &highest) ||
+                     (!wide && last.steps[last.count - 1].op == Op::kSigmoid));
+  return is_affine(last, last.count - (ends ? 1 : 0)) &&
          (!eval || is_affine(problem.program, problem.program.count));
 }
 
@@ -85,7 +87,10 @@ GemmProblem multiplied(const GemmProblem& problem, const GemmPolicy& policy) noe
 GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
                          const DeviceProps& device) noexcept {
   const GemmPolicy straight = select_straight_policy(problem, links, device);
-  if (!may_turn(problem, links) || straight.arch != 90) return straight;
+  // bf16 where it is forced: under the board's power limit it takes 1 to 4 % less time of an x that
+  // is positive (benchmarks/results/README.md), but as it is now it has not been timed.
+  const bool wide = problem.gemm.dtype == DType::kFloat32;
+  if (!wide || !may_turn(problem, links) || straight.arch != 90) return straight;
   GemmPolicy like;
   like.source = Source::kTurned;
   const GemmPolicy turned =
@@ -132,8 +137,9 @@ Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links&
                 "%s: images are what convolutions multiply, and nothing else",
                 to_string(policy).c_str());
   CUTFUSE_CHECK(!turned || (may_turn(problem, links) && policy.split_k == 1), Code::kNotSupported,
-                "%s turns over fp32 layers at tf32 with a weight that is not frozen and a program "
-                "of affine steps and bounds, without logsumexp and not in parts of K",
+                "%s turns over fp32 layers at tf32 with a weight that is not frozen, or bf16 ones "
+                "with N a multiple of 8, and a program of affine steps and bounds, in bf16 a "
+                "sigmoid, without logsumexp and not in parts of K",
                 to_string(policy).c_str());
   CUTFUSE_CHECK((policy.split_k == 1 && !skinny) || may_split_k(problem, links),
                 Code::kNotSupported,

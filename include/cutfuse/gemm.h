@@ -31,8 +31,8 @@ enum class Raster : int32_t { kAlongM = 0, kAlongN = 1 };
 
 /// What A is: a matrix in memory; what a convolution's filter meets in images; of a 1x1 filter, the
 /// pixels of fp32 NCHW images as they are, which at ieee are split on their way; or, of a layer
-/// that is turned over, the fp32 weight as it is, rounded on its way, so that tile_m is of
-/// features.
+/// that is turned over, the weight, of which an fp32 one is rounded on its way, so that tile_m is
+/// of features.
 enum class Source : int32_t { kMatrix = 0, kImages = 1, kNchw = 2, kTurned = 3 };
 
 /// Everything that selects and configures one compiled kernel. Two policies that compare equal

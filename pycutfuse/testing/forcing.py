@@ -27,14 +27,15 @@ KINDS: tuple[Kind, ...] = (
 )
 
 
-def turned_policy(raster: int = 1) -> "GemmPolicy":
+def turned_policy(raster: int = 1, dtype: torch.dtype = torch.float32) -> "GemmPolicy":
     """That of layers that are turned over, which ``_C.compiled_policies()`` leaves out.
 
-    It takes fp32 at tf32 with a program of affine steps and bounds alone.
+    It takes fp32 at tf32, or bfloat16, with a program of affine steps and bounds alone.
     """
     binding = native().binding
     assert binding is not None
-    policy: GemmPolicy = binding.GemmPolicy(128, 256, 2, 0, raster, source=TURNED)
+    element = 2 if dtype is torch.bfloat16 else 1
+    policy: GemmPolicy = binding.GemmPolicy(128, 256, 2, 0, raster, element=element, source=TURNED)
     return policy
 
 
@@ -51,7 +52,7 @@ def kinds_of(policy: "GemmPolicy | None") -> tuple[Kind, ...]:
     if policy.promote_k:
         return KINDS[:1]
     if policy.source == TURNED:
-        return KINDS[1:2]
+        return KINDS[3:] if policy.element == 2 else KINDS[1:2]
     return KINDS[3:] if policy.element == 2 else KINDS[1:3]
 
 

@@ -18,13 +18,37 @@ from pycutfuse.testing import (
 INF, NAN = float("inf"), float("nan")
 # (M, N, K): parts of tiles, of pairs and of sectors; several tiles along both.
 SIZES = [(300, 200, 460), (65, 17, 64), (1, 1, 64), (257, 129, 68), (520, 258, 132)]
+# Of 16 bits rows of the result are whole vectors.
+NARROW_SIZES = [(300, 200, 456), (65, 16, 64), (1, 8, 64), (257, 136, 72), (520, 264, 130)]
 
 
 def linear(x: Tensor, weight: Tensor, *bias: Tensor, steps: tuple[pcf.Step, ...] = ()) -> Tensor:
-    """By the kernel, with outputs poisoned and guarded."""
-    with forced_policy(turned_policy()), exact_promotion(), guarded():
+    """By the kernel of x's dtype, with outputs poisoned and guarded."""
+    with forced_policy(turned_policy(dtype=x.dtype)), exact_promotion(), guarded():
         result: Tensor = pcf.ops.linear(x, weight, *bias, epilogue=steps, precision="tf32")
     return result
+
+
+def check_narrow(size: tuple[int, int, int], raster: int, device: str) -> None:
+    """Whole numbers of bfloat16: exact before they are rounded, once, to the result."""
+    m, n, k = size
+    dtype = torch.bfloat16
+    x, weight = (integers((rows, k), seed=rows, device=device).to(dtype) for rows in (m, n))
+    bias, vector = (integers((n,), seed=i, device=device).to(dtype) for i in (3, 4))
+    sums = (x.double() @ weight.double().T + bias.double()) * vector.double() - 2
+    rounded = sums.float().to(dtype)
+    for last, expected in ((None, rounded), (pcf.relu(), rounded.relu()), (pcf.sigmoid(), None)):
+        steps = (pcf.mul(vector), pcf.sub(2.0), *([] if last is None else [last]))
+        with forced_policy(turned_policy(raster, dtype)), guarded():
+            result = pcf.ops.linear(x, weight, bias, epilogue=steps)
+        if expected is not None:
+            assert torch.equal(result, expected)
+        else:
+            exact = sums.float().sigmoid()
+            assert ((result.float() - exact).abs() <= 2.0**-8 * exact + 1e-30).all()
+    full = integers((m, n), seed=5, device=device).to(dtype)  # not per channel: straight
+    exact = x.double() @ weight.double().T + full.double()
+    assert torch.equal(linear(x, weight, steps=(pcf.add(full),)), exact.float().to(dtype))
 
 
 def check_whole_numbers(size: tuple[int, int, int], device: str) -> None:
@@ -74,30 +98,32 @@ def check_ranges(device: str) -> None:
     assert ((result - terms).abs() <= size * 2.0**-11 + 2.0**-149).all()
 
 
-def check_not_finite(device: str) -> None:
+def check_not_finite(device: str, dtype: torch.dtype = torch.float32) -> None:
     """Exactly where PyTorch's is."""
-    m, n, k = 150, 140, 132
-    x = generate("randn", (m, k), seed=1, device=device)
-    weight = generate("randn", (n, k), seed=2, device=device)
+    m, n, k = 150, 144, 132
+    x = generate("randn", (m, k), seed=1, device=device).to(dtype)
+    weight = generate("randn", (n, k), seed=2, device=device).to(dtype)
     x[3, 5], x[70, 131], x[71] = INF, NAN, 0
     weight[4, 100], weight[130, 0], weight[7, 5] = -INF, NAN, 0
-    bias = generate("randn", (n,), seed=3, device=device)
+    bias = generate("randn", (n,), seed=3, device=device).to(dtype)
     bias[9] = INF
     assert torch.equal(kinds(linear(x, weight, bias)), kinds(F.linear(x, weight, bias)))
 
 
-def check_batch_norm(training: bool, factor: float, device: str) -> None:
+def check_batch_norm(
+    training: bool, factor: float, device: str, dtype: torch.dtype = torch.float32
+) -> None:
     """A factor of 2^42 is not folded, so that steps run one by one."""
-    m, n, k = 300, 270, 100
-    x = generate("randn", (m, k), seed=1, device=device)
-    weight = generate("rand", (n, k), seed=2, device=device)
+    m, n, k = 300, 272, 100
+    x = generate("randn", (m, k), seed=1, device=device).to(dtype)
+    weight = generate("rand", (n, k), seed=2, device=device).to(dtype)
     bias, *norm = (generate("randn", (n,), seed=3 + i, device=device) for i in range(3))
     mean, var = bias.clone(), generate("rand", (n,), seed=9, device=device) + 0.5
     up = torch.ones(n, device=device)
     up[200] = factor
     exact = [one.double() for one in (mean, var)]
     steps = (*3 * (pcf.mul(up),), *3 * (pcf.mul(1 / up),), pcf.add(bias))
-    with forced_policy(turned_policy()), guarded():
+    with forced_policy(turned_policy(dtype=dtype)), guarded():
         result = pcf.ops.linear_batch_norm(
             x, weight, epilogue=steps, bn_weight=norm[0], bn_bias=norm[1], running_mean=mean,
             running_var=var, training=training, momentum=0.25, precision="tf32",
@@ -106,6 +132,7 @@ def check_batch_norm(training: bool, factor: float, device: str) -> None:
     z = x.double() @ weight.double().T + bias.double()
     terms = [one.double() for one in norm]
     expected = F.batch_norm(z, *exact, *terms, training, 0.25).relu()
-    assert (result.double() - expected).norm() <= 1e-3 * expected.norm()
+    rounding = 1e-3 if dtype is torch.float32 else 2.0**-7
+    assert (result.double() - expected).norm() <= rounding * expected.norm()
     for own, value in zip((mean, var), exact, strict=True):
         torch.testing.assert_close(own.double(), value, rtol=2e-3, atol=2e-3)

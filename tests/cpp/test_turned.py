@@ -27,8 +27,10 @@ def plan(
     frozen: bool = False,
     policy: Any = None,
     device: Any = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Any:
-    problem = Problem(*size, program, tail, after, tier, torch.float32, frozen, 0, 0, 0)
+    leading = 0 if dtype is torch.float32 else (size[2] + 7) // 8 * 8
+    problem = Problem(*size, program, tail, after, tier, dtype, frozen, leading, leading, 0)
     return _C.make_plan(fused_problem(problem), device or _C.DeviceProps(), policy)
 
 
@@ -91,3 +93,45 @@ def test_a_forced_policy_says_what_it_does_not_take() -> None:
     split.split_k = 2
     with pytest.raises(NotImplementedError, match="not in parts of K"):
         plan(FOUNDING, policy=split)
+
+
+def narrow(size: tuple[int, int, int], **options: Any) -> Any:
+    return plan(size, "ieee", dtype=torch.bfloat16, **options)
+
+
+def forced(size: tuple[int, int, int], **options: Any) -> Any:
+    return narrow(size, policy=turned_policy(dtype=torch.bfloat16), **options)
+
+
+@pytest.mark.parametrize("tail", ["none", "batch_norm_train", "batch_norm_eval"])
+@pytest.mark.parametrize("size", [FOUNDING, (16384, 4096, 4096), (1, 8, 1)], ids=str)
+def test_bfloat16_is_turned_over_where_it_is_forced(size: tuple[int, int, int], tail: str) -> None:
+    size = (max(size[0], 2), *size[1:])
+    assert narrow(size, tail=tail).policy.source == 0
+    found = forced(size, tail=tail)
+    assert (found.policy.source, found.policy.element) == (TURNED, 2)
+    text = found.describe()
+    assert "turned over; where rows of the result are not aligned to 16 bytes" in text
+    assert ("normalise in place" in text) == (tail == "batch_norm_train")
+
+
+def test_what_of_bfloat16_is_not_turned_over() -> None:
+    m, n, k = FOUNDING
+    ended = encode((pcf.mul(2.0), pcf.sigmoid()))
+    for options in ({"tail": "logsumexp"}, {"program": encode((pcf.gelu(),))}):
+        with pytest.raises(NotImplementedError, match="turns over"):
+            forced(FOUNDING, **options)
+    with pytest.raises(NotImplementedError, match="turns over"):
+        forced((m, n - 4, k))
+    with pytest.raises(NotImplementedError, match="turns over"):
+        forced(FOUNDING, tail="batch_norm_train", program=ended)
+    with pytest.raises(NotImplementedError, match="does not multiply"):
+        plan(FOUNDING, "ieee", dtype=torch.float16, policy=turned_policy(dtype=torch.bfloat16))
+
+
+def test_programs_of_bfloat16_may_end_in_a_sigmoid() -> None:
+    ended = encode((pcf.mul(2.0), pcf.sigmoid()))
+    assert forced(FOUNDING, program=ended).policy.source == TURNED
+    assert forced(FOUNDING, tail="batch_norm_eval", after=ended).policy.source == TURNED
+    with pytest.raises(NotImplementedError, match="turns over"):
+        plan(FOUNDING, program=ended, policy=turned_policy())

@@ -1,4 +1,4 @@
-"""Layers that are turned over: the weight is rounded on its way to the tensor cores."""
+"""Layers that are turned over: fp32 weights, rounded on their way, and those of bfloat16."""
 
 import pytest
 import torch
@@ -44,6 +44,24 @@ def test_errors_are_no_worse_than_pytorchs(size, distribution, fused: None) -> N
     theirs = torch_linear(x, weight, "tf32")
     pair = compare(turned.linear(x, weight), theirs, *exact_linear(x, weight))
     assert no_worse(*pair, floor=floor_of(torch.float32, "tf32")) is None
+
+
+@pytest.mark.parametrize("raster", [0, 1])
+@pytest.mark.parametrize(
+    "size", [*turned.NARROW_SIZES, (1100, 3000, 200), (64, 20000, 64)], ids=str
+)
+def test_bfloat16(size: tuple[int, int, int], raster: int, fused: None) -> None:
+    turned.check_narrow(size, raster, "cuda")
+
+
+def test_bfloat16_that_is_not_finite(fused: None) -> None:
+    turned.check_not_finite("cuda", torch.bfloat16)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 2.0**14])
+def test_batch_norm_of_bfloat16(training: bool, factor: float, fused: None) -> None:
+    turned.check_batch_norm(training, factor, "cuda", torch.bfloat16)
 
 
 def test_what_is_turned_says_so(fused: None) -> None:

@@ -43,6 +43,8 @@ class ProgramEpilogue {
   static constexpr bool kNchw = kSource == Source::kNchw;
   static constexpr bool kImages = kSource == Source::kImages || kNchw;
   static constexpr bool kTurned = kSource == Source::kTurned;
+  static constexpr bool kRounded = kTurned && !kBFloat16;  // fp32 weights, on their way
+  static constexpr bool kHasRows = kTurned && !kRounded;   // features are, of 16 bits
   static constexpr int kRowStep = kRowStep_;
   // Slots of planes leave room for fewer operands; those of turned layers are of rows.
   static constexpr int kOperands = kTurned        ? 0
@@ -71,9 +73,13 @@ class ProgramEpilogue {
   };
 
   static constexpr int kWarps = 8;
+  struct StagedRows {
+    int32_t slots[2 * kTileM];  // scales and shifts
+  };
   struct SharedStorage {
-    WarpStorage<kTileN> warps[kTurned ? 1 : kWarps];
-    Staged<Coordinates, kTileM, kTileN> staged;
+    std::conditional_t<kHasRows, TurnedStorage<kTileN>, WarpStorage<kTileN>>
+        warps[kRounded ? 1 : kWarps];
+    std::conditional_t<kHasRows, StagedRows, Staged<Coordinates, kTileM, kTileN>> staged;
   };
 
   template <class ProblemShape>
@@ -112,32 +118,38 @@ class ProgramEpilogue {
   CUTLASS_DEVICE void stage(const ProblemShape& problem, const BlockCoord& block, int lane,
                             SharedStorage& shared) const {
     constexpr int kThreads = cutlass::NumThreadsPerWarp;
-    auto& staged = shared.staged;
-    const auto all = [](bool mine) { return bool(__all_sync(0xffffffffu, mine)); };
     wait_for_rows<kTileM, kTileN>(params_.arriving, int(cute::get<0>(block)),
                                   int(cute::get<1>(block)), lane);
+    const int first_row = int(cute::get<0>(block)) * kTileM;
     const int first_column = int(cute::get<1>(block)) * kTileN;
+    const int last_row = int(cute::get<0>(problem)) - 1;
     const int columns = int(cute::get<1>(problem));
-    if constexpr (kTurned) {
+    auto& staged = shared.staged;
+    if constexpr (kRounded) {
       const bool plain =
           stage_words<kTileN>(params_.b_words, first_column, columns, lane, staged.slots);
       if (lane == 0) staged.columns_plain = plain;
-      return;
+    } else if constexpr (kTurned) {
+      auto* folded = reinterpret_cast<float2*>(staged.slots);
+      CUTLASS_PRAGMA_UNROLL
+      for (int row = lane; params_.folded != nullptr && row < kTileM; row += kThreads) {
+        folded[row] = __ldg(params_.folded + min(first_row + row, last_row));
+      }
+    } else {
+      const auto all = [](bool mine) { return bool(__all_sync(0xffffffffu, mine)); };
+      bool rows_plain = true;
+      CUTLASS_PRAGMA_UNROLL
+      for (int row = lane; kScaledRows && row < kTileM; row += kThreads) {
+        const int word = params_.a_words != nullptr
+                             ? __ldg(params_.a_words + min(first_row + row, last_row))
+                             : 2 * params_.a_exponent;
+        rows_plain &= is_plain(word);
+        staged.row_words[row] = word;
+      }
+      const bool plain = stage_columns<Coordinates, kTileN, kThreads>(
+          params_, first_column, columns, all(rows_plain), lane, staged.slots, all);
+      if (lane == 0) staged.columns_plain = plain;
     }
-    const int first_row = int(cute::get<0>(block)) * kTileM;
-    const int last_row = int(cute::get<0>(problem)) - 1;
-    bool rows_plain = true;
-    CUTLASS_PRAGMA_UNROLL
-    for (int row = lane; kScaledRows && row < kTileM; row += kThreads) {
-      const int word = params_.a_words != nullptr
-                           ? __ldg(params_.a_words + min(first_row + row, last_row))
-                           : 2 * params_.a_exponent;
-      rows_plain &= is_plain(word);
-      staged.row_words[row] = word;
-    }
-    const bool plain = stage_columns<Coordinates, kTileN, kThreads>(
-        params_, first_column, columns, all(rows_plain), lane, staged.slots, all);
-    if (lane == 0) staged.columns_plain = plain;
   }
 
   /// Of the two consumer warpgroups, 16 rows a warp; calls release() once `shared.staged` is read.
@@ -238,14 +250,27 @@ class ProgramEpilogue {
   CUTLASS_DEVICE void finish_turned(const BlockCoord& block, float (&v)[kSize],
                                     const Coordinates& at, int thread, SharedStorage& storage) {
     const int lane = thread % 32;
-    unscale_turned(v, at, storage.staged.columns_plain, params_, lane);
-    apply_affine_rows(v, at, params_);
-    if (params_.partials != nullptr) store_turned_moments(v, at, lane, params_);
-    if (params_.exchange.arrivals != nullptr) {
-      normalise_rows_together<kTileM>(v, at, thread, int(cute::get<0>(block)),
-                                      cute::get<1>(block) == 0, storage.warps, params_);
+    if constexpr (kRounded) {
+      unscale_turned(v, at, storage.staged.columns_plain, params_, lane);
+      apply_affine_rows(v, at, params_, [&](int r) { return __ldg(params_.folded + at.row(r)); });
+      if (params_.partials != nullptr) store_turned_moments(v, at, lane, params_);
+      if (params_.exchange.arrivals != nullptr) {
+        normalise_rows_together<kTileM>(v, at, thread, int(cute::get<0>(block)),
+                                        cute::get<1>(block) == 0, storage.warps, params_);
+      }
+      store_turned(v, at, params_.out, params_.out_pairs);
+    } else {
+      const auto* folded = reinterpret_cast<const float2*>(storage.staged.slots);
+      const int own_row = first_row_of<kRowStep>(thread);
+      apply_affine_rows(v, at, params_, [&](int r) { return folded[own_row + r * kRowStep]; });
+      if (params_.ending.first < kMaxDeviceSteps) Ended{params_.ending}(v, 0, kSize);
+      if (params_.partials != nullptr) store_turned_moments(v, at, lane, params_);
+      with_narrow_dtype([&](auto dtype) {
+        store_turned_boxes(
+            v, at, thread, &params_.out_map, &storage.warps[thread / 128 * 4],
+            [](float a, float b) { return pack_pair(a, b, decltype(dtype)::value); });
+      });
     }
-    store_turned(v, at, params_.out, params_.out_pairs);
   }
 
   template <class BlockCoord>
@@ -315,10 +340,16 @@ class ProgramEpilogue {
       store_boxes_with_moments<kTileN, decltype(dtype)::value>(
           v, at, thread, &params_.out_map, warps, params_.partials, params_.partial_count);
     };
+    with_narrow_dtype(store);
+  }
+
+  /// Calls body(the result's dtype, of 16 bits).
+  template <class Body>
+  CUTLASS_DEVICE void with_narrow_dtype(const Body& body) const {
     if (params_.out.dtype == DType::kFloat16) {
-      store(std::integral_constant<DType, DType::kFloat16>{});
+      body(std::integral_constant<DType, DType::kFloat16>{});
     } else {
-      store(std::integral_constant<DType, DType::kBFloat16>{});
+      body(std::integral_constant<DType, DType::kBFloat16>{});
     }
   }
 

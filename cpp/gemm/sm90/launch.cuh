@@ -33,8 +33,10 @@ class Sm90Gemm final : public Launcher {
   static constexpr bool kNchw = kSource == Source::kNchw;
   static constexpr bool kImages = kSource == Source::kImages || kNchw;
   static constexpr bool kTurned = kSource == Source::kTurned;
-  static constexpr bool kOwnMap = kImages || kTurned;  // of A
   static constexpr bool kTf32 = std::is_same_v<Element, float>;
+  static constexpr bool kBFloat16 = std::is_same_v<Element, cutlass::bfloat16_t>;
+  static constexpr bool kRounded = kTurned && !kBFloat16;
+  static constexpr bool kOwnMap = kImages || kRounded;  // of A
   static_assert(!kTurned || kPlanes == 1);
   static_assert((kNchw || !kTf32) && (!kNchw || kClusterM == 1));
   using MatrixMainloop =
@@ -45,10 +47,9 @@ class Sm90Gemm final : public Launcher {
   using Mainloop = std::conditional_t<
       kNchw, PlanesMainloop,
       std::conditional_t<
-          kTurned, TurnedMainloop<TileShape, ClusterShape, kStages>,
+          kRounded, TurnedMainloop<TileShape, ClusterShape, kStages>,
           std::conditional_t<kImages, ImageMainloop<MatrixMainloop>, MatrixMainloop>>>;
-  static constexpr bool kBFloat16 = std::is_same_v<Element, cutlass::bfloat16_t>;
-  using Epilogue = EpilogueCollective<TileShape, kSource, kTurned ? 1 : kTf32 ? 4 : 8, kBFloat16>;
+  using Epilogue = EpilogueCollective<TileShape, kSource, kRounded ? 1 : kTf32 ? 4 : 8, kBFloat16>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
   using Params = typename Kernel::Params;
@@ -76,7 +77,7 @@ class Sm90Gemm final : public Launcher {
             replace_address(params.mainloop.tma_load_a.get_tma_descriptor(), call.a_planes);
         !status.ok())
       return status;
-    if constexpr (kTurned) {
+    if constexpr (kRounded) {
       // One that was encoded for rows as far apart.
       if (call.epilogue.a.row_stride != row_stride_) {
         auto* map =
@@ -89,8 +90,17 @@ class Sm90Gemm final : public Launcher {
         !status.ok())
       return status;
     const Matrix& out = call.epilogue.out;
-    params.epilogue.out_mapped &= out.row_stride == out_.row_stride && out.dtype == out_.dtype &&
-                                  reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
+    if constexpr (kTurned && kBFloat16) {
+      // What plans turn over may be mapped.
+      if (out.row_stride != out_.row_stride) {
+        if (Status status = encode_output(out, &params.epilogue.out_map); !status.ok()) {
+          return status;
+        }
+      }
+    } else {
+      params.epilogue.out_mapped &= out.row_stride == out_.row_stride && out.dtype == out_.dtype &&
+                                    reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
+    }
     if (params.epilogue.out_mapped) {
       if (Status status = replace_tensor_map_address(&params.epilogue.out_map, out.data);
           !status.ok()) {
@@ -160,7 +170,8 @@ class Sm90Gemm final : public Launcher {
   std::once_flag counted_once_;
   int32_t resident_blocks_ = 0;
   Params params_;
-  Matrix out_;              // what out_map was encoded for
+  Matrix out_;  // what out_map was encoded for
+  int64_t out_count_ = 1;
   int64_t row_stride_ = 0;  // and a turned layer's map of A
 
   static Leaving leaving(const EpilogueArguments& epilogue,
@@ -227,24 +238,29 @@ class Sm90Gemm final : public Launcher {
       auto* map =
           const_cast<cute::TmaDescriptor*>(params_.mainloop.tma_load_a.get_tma_descriptor());
       if (Status status = encode(call, map); !status.ok()) return status;
-      if (kTurned || layout_.images.planes_out) return {};
+      if (kRounded || layout_.images.planes_out) return {};
     }
     out_ = call.epilogue.out;
     const int64_t alignment = 16 / size_of(out_.dtype);
     params_.epilogue.out_mapped = out_.data != nullptr && out_.row_stride % alignment == 0 &&
                                   reinterpret_cast<uintptr_t>(out_.data) % 16 == 0;
     if (params_.epilogue.out_mapped) {
-      const int64_t count = std::max(policy_.split_k, call.epilogue.out_planes);
-      return encode_output_map(out_, problem_.m, problem_.n, count, problem_.m * out_.row_stride,
-                               16, &params_.epilogue.out_map);
+      out_count_ = std::max(policy_.split_k, call.epilogue.out_planes);
+      return encode_output(out_, &params_.epilogue.out_map);
     }
     return {};
+  }
+
+  Status encode_output(const Matrix& out, CUtensorMap* map) const noexcept {
+    const int64_t rows = kTurned ? problem_.n : problem_.m;
+    const int64_t columns = kTurned ? problem_.m : problem_.n;
+    return encode_output_map(out, rows, columns, out_count_, rows * out.row_stride, 16, map);
   }
 
   /// A's map, of images or of a turned layer's rows.
   Status encode(const GemmCall& call, CUtensorMap* map) const noexcept {
     const Images& images = layout_.images;
-    if constexpr (kTurned) {
+    if constexpr (kRounded) {
       return encode_boxes(turned_boxes(call.epilogue.a, problem_.m, problem_.k, kTileM), map);
     } else if constexpr (kNchw) {
       return encode_boxes(pixel_boxes_of(images, call.a_planes, kTf32), map);

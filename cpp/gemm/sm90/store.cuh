@@ -23,10 +23,10 @@ namespace cutfuse::gemm::sm90 {
 inline constexpr int kBoxWords = 16;  // 64 bytes of a row
 
 /// A warp's own piece of shared memory: boxes on their way to memory, then its moments.
-template <int kTileN>
+template <int kTileN, int kBoxes_ = 2>
 union alignas(1024) WarpStorage {
   /// In flight. A tile sends whole multiples of them, so that it may begin anew with the first.
-  static constexpr int kBoxes = 2;
+  static constexpr int kBoxes = kBoxes_;
   static_assert(kTileN / 32 % kBoxes == 0);
   uint32_t boxes[kBoxes][16 * kBoxWords];
   Moments moments[kTileN];

@@ -8,7 +8,9 @@
 #include "device/moments.h"
 #include "gemm/launcher.h"
 #include "gemm/sm90/exchange.cuh"
+#include "gemm/sm90/matrices.cuh"
 #include "gemm/sm90/nchw_repair.cuh"
+#include "gemm/sm90/store.cuh"
 #include "gemm/stage.cuh"
 #include "gemm/turned.h"
 #include "gemm/unscale.cuh"
@@ -67,11 +69,11 @@ CUTLASS_DEVICE void unscale_turned(float (&v)[Coordinates::kSize], const Coordin
   });
 }
 
-/// The program's affine steps: those that were folded ahead where the warp's rows are plain, else
-/// one by one. Then its bounds.
-template <class Coordinates>
+/// The program's affine steps: those that were folded ahead, folded(r) of fragment row r, where the
+/// warp's rows are plain, else one by one. Then its bounds.
+template <class Coordinates, class Folded>
 CUTLASS_DEVICE void apply_affine_rows(float (&v)[Coordinates::kSize], const Coordinates& at,
-                                      const EpilogueArguments& arguments) {
+                                      const EpilogueArguments& arguments, const Folded& folded) {
   constexpr int kRows = Coordinates::kRows;
   const auto apply = [&](const auto& step_of) {  // v * x + y
     CUTLASS_PRAGMA_UNROLL
@@ -83,7 +85,6 @@ CUTLASS_DEVICE void apply_affine_rows(float (&v)[Coordinates::kSize], const Coor
       }
     }
   };
-  const auto folded = [&](int r) { return __ldg(arguments.folded + at.row(r)); };
   bool plain = arguments.folded != nullptr;
   if (plain) {
     const float2 steps[] = {folded(0), folded(1)};
@@ -205,6 +206,50 @@ CUTLASS_DEVICE void normalise_rows_together(float (&v)[Coordinates::kSize], cons
     }
   }
   sync_consumers();  // the next tile's terms lie there
+}
+
+/// A warp's boxes of 16-bit values on their way: each of its warpgroup sends one of four.
+template <int kTileN>
+using TurnedStorage = WarpStorage<kTileN, 4>;
+
+/// Values of 16 bits, of which a warp has 16 features and two neighbours fill boxes of 32 and of 16
+/// rows of out. `warps` are the warpgroup's.
+template <int kTileN, class Coordinates, class Pack>
+CUTLASS_DEVICE void store_turned_boxes(const float (&v)[Coordinates::kSize], const Coordinates& at,
+                                       int thread, const CUtensorMap* map,
+                                       TurnedStorage<kTileN>* warps, const Pack& pack) {
+  constexpr int kRows = Coordinates::kRows;
+  using Boxes = uint32_t[2][2][16 * kBoxWords];  // of 32 rows of out, by the warp that sends them
+  constexpr int kTurns = sizeof(warps->boxes) / sizeof(Boxes) * 4;
+  static_assert(kRows == 2 && Coordinates::kRowStep == 8 && kTileN / 32 % kTurns == 0);
+  int lane = thread % 32;
+  keep_here(lane);
+  auto* turns = reinterpret_cast<Boxes*>(warps);
+  const int warp = thread / 32 % 4;
+  const int feature = at.row0 - lane / 4 - warp % 2 * 16;  // the first of its boxes
+  const int own = swizzled(lane / 16 * 8 + lane % 8, warp % 2 * 8 + lane / 8 % 2 * 4);
+  CUTLASS_PRAGMA_UNROLL
+  for (int number = 0; number < kTileN / 32; ++number) {
+    Boxes& boxes = turns[number % kTurns];
+    CUTLASS_PRAGMA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      uint32_t words[4];  // of both rows of eight columns, and of the next eight
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int pair = ((4 * number + 2 * half + i / 2) * kRows + i % 2) * 2;
+        words[i] = pack(v[pair], v[pair + 1]);
+      }
+      store_transposed(cute::cast_smem_ptr_to_uint(boxes[half][warp / 2] + own), words);
+    }
+    cute::tma_store_fence();
+    cute::tma_store_wait<kTurns - 2>();  // of lane 0's: what is filled next has left
+    sync_group(thread);
+    if (lane == 0) {
+      const int row = at.column0 - thread % 4 * 2 + number * 32 + warp % 2 * 16;
+      cute::SM90_TMA_STORE_3D::copy(map, boxes[warp % 2][warp / 2], feature, row, 0);
+      cute::tma_store_arrive();
+    }
+  }
 }
 
 /// Of a row of out eight neighbouring lanes hold 16 values, two sectors.
