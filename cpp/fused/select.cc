@@ -87,8 +87,9 @@ GemmProblem multiplied(const GemmProblem& problem, const GemmPolicy& policy) noe
 GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
                          const DeviceProps& device) noexcept {
   const GemmPolicy straight = select_straight_policy(problem, links, device);
-  // bf16 where it is forced: under the board's power limit it takes 1 to 4 % less time of an x that
-  // is positive (benchmarks/results/README.md), but as it is now it has not been timed.
+  // bf16 only where it is forced: with x as B a product takes 3 to 5 % less time of an x that is
+  // positive, under the board's power limit (benchmarks/results/README.md), but this kernel has not
+  // been timed as it is now.
   const bool wide = problem.gemm.dtype == DType::kFloat32;
   if (!wide || !may_turn(problem, links) || straight.arch != 90) return straight;
   GemmPolicy like;
