@@ -30,7 +30,8 @@ KINDS: tuple[Kind, ...] = (
 def turned_policy(raster: int = 1, dtype: torch.dtype = torch.float32) -> "GemmPolicy":
     """That of layers that are turned over, which ``_C.compiled_policies()`` leaves out.
 
-    It takes fp32 at tf32, or bfloat16, with a program of affine steps and bounds alone.
+    It takes fp32 at tf32, or bfloat16, with a program of affine steps and bounds alone, or in
+    bfloat16 a sigmoid.
     """
     binding = native().binding
     assert binding is not None

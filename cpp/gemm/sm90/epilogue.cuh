@@ -44,7 +44,7 @@ class ProgramEpilogue {
   static constexpr bool kImages = kSource == Source::kImages || kNchw;
   static constexpr bool kTurned = kSource == Source::kTurned;
   static constexpr bool kRounded = kTurned && !kBFloat16;  // fp32 weights, on their way
-  static constexpr bool kHasRows = kTurned && !kRounded;   // features are, of 16 bits
+  static constexpr bool kHasRows = kTurned && kBFloat16;   // features are
   static constexpr int kRowStep = kRowStep_;
   // Slots of planes leave room for fewer operands; those of turned layers are of rows.
   static constexpr int kOperands = kTurned        ? 0
@@ -265,11 +265,7 @@ class ProgramEpilogue {
       apply_affine_rows(v, at, params_, [&](int r) { return folded[own_row + r * kRowStep]; });
       if (params_.ending.first < kMaxDeviceSteps) Ended{params_.ending}(v, 0, kSize);
       if (params_.partials != nullptr) store_turned_moments(v, at, lane, params_);
-      with_narrow_dtype([&](auto dtype) {
-        store_turned_boxes(
-            v, at, thread, &params_.out_map, &storage.warps[thread / 128 * 4],
-            [](float a, float b) { return pack_pair(a, b, decltype(dtype)::value); });
-      });
+      store_turned_boxes(v, at, thread, &params_.out_map, &storage.warps[thread / 128 * 4]);
     }
   }
 
@@ -340,16 +336,10 @@ class ProgramEpilogue {
       store_boxes_with_moments<kTileN, decltype(dtype)::value>(
           v, at, thread, &params_.out_map, warps, params_.partials, params_.partial_count);
     };
-    with_narrow_dtype(store);
-  }
-
-  /// Calls body(the result's dtype, of 16 bits).
-  template <class Body>
-  CUTLASS_DEVICE void with_narrow_dtype(const Body& body) const {
     if (params_.out.dtype == DType::kFloat16) {
-      body(std::integral_constant<DType, DType::kFloat16>{});
+      store(std::integral_constant<DType, DType::kFloat16>{});
     } else {
-      body(std::integral_constant<DType, DType::kBFloat16>{});
+      store(std::integral_constant<DType, DType::kBFloat16>{});
     }
   }
 

@@ -93,7 +93,7 @@ class Sm90Gemm final : public Launcher {
     if constexpr (kTurned && kBFloat16) {
       // What plans turn over may be mapped.
       if (out.row_stride != out_.row_stride) {
-        if (Status status = encode_output(out, &params.epilogue.out_map); !status.ok()) {
+        if (Status status = encode_output(out, 1, &params.epilogue.out_map); !status.ok()) {
           return status;
         }
       }
@@ -170,8 +170,7 @@ class Sm90Gemm final : public Launcher {
   std::once_flag counted_once_;
   int32_t resident_blocks_ = 0;
   Params params_;
-  Matrix out_;  // what out_map was encoded for
-  int64_t out_count_ = 1;
+  Matrix out_;              // what out_map was encoded for
   int64_t row_stride_ = 0;  // and a turned layer's map of A
 
   static Leaving leaving(const EpilogueArguments& epilogue,
@@ -245,16 +244,16 @@ class Sm90Gemm final : public Launcher {
     params_.epilogue.out_mapped = out_.data != nullptr && out_.row_stride % alignment == 0 &&
                                   reinterpret_cast<uintptr_t>(out_.data) % 16 == 0;
     if (params_.epilogue.out_mapped) {
-      out_count_ = std::max(policy_.split_k, call.epilogue.out_planes);
-      return encode_output(out_, &params_.epilogue.out_map);
+      const int64_t count = std::max(policy_.split_k, call.epilogue.out_planes);
+      return encode_output(out_, count, &params_.epilogue.out_map);
     }
     return {};
   }
 
-  Status encode_output(const Matrix& out, CUtensorMap* map) const noexcept {
+  Status encode_output(const Matrix& out, int64_t count, CUtensorMap* map) const noexcept {
     const int64_t rows = kTurned ? problem_.n : problem_.m;
     const int64_t columns = kTurned ? problem_.m : problem_.n;
-    return encode_output_map(out, rows, columns, out_count_, rows * out.row_stride, 16, map);
+    return encode_output_map(out, rows, columns, count, rows * out.row_stride, 16, map);
   }
 
   /// A's map, of images or of a turned layer's rows.
