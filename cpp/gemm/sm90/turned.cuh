@@ -130,23 +130,34 @@ CUTLASS_DEVICE void store_turned_moments(const float (&v)[Coordinates::kSize],
   for (int part = 0; part < Coordinates::kColumnPairs / kPairs; ++part) {
     const int first = at.column0 - lane % 4 * 2 + part * kPartialRows;
     if (first >= at.columns) break;  // as the whole warp's
-    const auto count = static_cast<float>(min(at.columns - first, kPartialRows));
-    CUTLASS_PRAGMA_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const auto sum = [&](const auto& term) {
-        float all = 0.f;
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < 2 * kPairs; ++i) {
-          const int j = part * kPairs + i / 2;
-          if (at.column_inside(j, i % 2)) all += term(v[(j * kRows + r) * 2 + i % 2]);
+    const auto store = [&](auto whole) {
+      const int rows = whole() ? kPartialRows : at.columns - first;
+      const float inverse = whole() ? 1.f / kPartialRows : 1.f / static_cast<float>(rows);
+      CUTLASS_PRAGMA_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const auto sum = [&](const auto& term) {
+          float all[2] = {};  // one waits for the other
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < 2 * kPairs; ++i) {
+            const int j = part * kPairs + i / 2;
+            if (whole() || at.column_inside(j, i % 2)) {
+              all[i % 2] += term(v[(j * kRows + r) * 2 + i % 2]);
+            }
+          }
+          return of_quad(all[0] + all[1]);
+        };
+        const float mean = sum([](float value) { return value; }) * inverse;
+        const float m2 = sum([&](float value) { return (value - mean) * (value - mean); });
+        if (lane % 4 == 0 && at.row_inside(r)) {
+          arguments.partials[at.row(r) * arguments.partial_count + first / kPartialRows] = {mean,
+                                                                                            m2};
         }
-        return of_quad(all);
-      };
-      const float mean = sum([](float value) { return value; }) / count;
-      const float m2 = sum([&](float value) { return (value - mean) * (value - mean); });
-      if (lane % 4 == 0 && at.row_inside(r)) {
-        arguments.partials[at.row(r) * arguments.partial_count + first / kPartialRows] = {mean, m2};
       }
+    };
+    if (first + kPartialRows <= at.columns) {
+      store(std::true_type{});
+    } else {
+      store(std::false_type{});
     }
   }
 }
