@@ -62,8 +62,7 @@ def define_backward(name: str, schema: str, **kernels: Callable[..., Any]) -> An
     untyped: Any = torch
 
     def older(grad: Any, *given: Any) -> list[Any]:
-        level = torch._C._vmapmode_increment_nesting() - 1
-        torch._C._vmapmode_decrement_nesting()
+        level = _level_of(grad)
         calls = [made(one, *given) for one in untyped._remove_batch_dim(grad, level, -1, 0)]
         found = zip(*calls, strict=True)
         return [untyped._add_batch_dim(torch.stack(of_one), 0, level) for of_one in found]
@@ -72,6 +71,19 @@ def define_backward(name: str, schema: str, **kernels: Callable[..., Any]) -> An
     with suppress(RuntimeError):  # a torch without the older one
         _library.impl(name, older, "Batched")
     return made
+
+
+def _level_of(batched: Any) -> int:
+    """The older vmap's level of a tensor: their count is a thread's, CUDA's backwards have others.
+
+    What is not of a level is expanded there to as many as are asked for, none.
+    """
+    untyped: Any = torch
+    most = 64  # of that vmap
+    for level in range(1, most + 1):
+        if untyped._remove_batch_dim(batched, level, 0, 0).shape[0] != 0:
+            return level
+    raise RuntimeError("gradients of a fused call are batched by their first argument alone")
 
 
 def _element(given: Any, dims: Any, at: int) -> Any:

@@ -5,6 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from pycutfuse._library import _level_of
+
 from ..cases.modules import MODULES, input_of
 
 
@@ -76,6 +78,15 @@ def test_a_batch_of_gradients(call: tuple[nn.Module, Tensor]) -> None:
         expected = torch.autograd.grad(y, inputs, seed, retain_graph=True)
         for batch, one in zip(found, expected, strict=True):
             torch.testing.assert_close(batch[at], one)
+
+
+@pytest.mark.parametrize("level", [1, 3])
+def test_a_batch_in_a_thread_that_counts_no_levels(level: int) -> None:
+    """As those in which gradients of CUDA tensors are computed."""
+    grad = torch._add_batch_dim(torch.randn(3, 2, 4), 0, level)
+    assert _level_of(grad) == level
+    with pytest.raises(RuntimeError, match="first argument alone"):
+        _level_of(torch.ones(3, 2))
 
 
 def test_a_vectorised_jacobian(call: tuple[nn.Module, Tensor]) -> None:
