@@ -115,7 +115,7 @@ GemmPolicy select_straight_policy(const FusedProblem& problem, const Links& link
                                   const DeviceProps& device) noexcept;
 
 /// Whether a kernel of Source::kTurned runs the problem, whose program is affine steps and bounds
-/// alone, or in bf16 a sigmoid (with others ptxas takes minutes); of its tensors see
+/// alone, or in 16 bits a sigmoid (with others ptxas takes minutes); of its tensors see
 /// FusedPlan::may_turn().
 bool may_turn(const FusedProblem& problem, const Links& links) noexcept;
 

@@ -60,8 +60,7 @@ bool may_turn(const FusedProblem& problem, const Links& links) noexcept {
   const bool eval = problem.tail == Tail::kBatchNormEval;
   const bool wide = problem.gemm.dtype == DType::kFloat32;
   // Results of 16 bits leave in boxes.
-  const bool fits = wide ? problem.gemm.precision == Precision::kTf32
-                         : problem.gemm.dtype == DType::kBFloat16 && problem.gemm.n % 8 == 0;
+  const bool fits = wide ? problem.gemm.precision == Precision::kTf32 : problem.gemm.n % 8 == 0;
   if (!fits || problem.weight_planes || linked || problem.tail == Tail::kLogSumExp) return false;
   const auto is_affine = [](const Program& program, int32_t count) {
     return std::all_of(program.steps, program.steps + count,
@@ -139,11 +138,12 @@ Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links&
   CUTFUSE_CHECK(turned || policy.source == source_of(links), Code::kNotSupported,
                 "%s: images are what convolutions multiply, and nothing else",
                 to_string(policy).c_str());
-  CUTFUSE_CHECK(!turned || (may_turn(problem, links) && policy.split_k == 1), Code::kNotSupported,
-                "%s turns over fp32 layers at tf32 with a weight that is not frozen, or bf16 ones "
-                "with N a multiple of 8, and a program of affine steps and bounds, in bf16 a "
-                "sigmoid, without logsumexp and not in parts of K",
-                to_string(policy).c_str());
+  CUTFUSE_CHECK(
+      !turned || (may_turn(problem, links) && policy.split_k == 1), Code::kNotSupported,
+      "%s turns over fp32 layers at tf32 with a weight that is not frozen, or 16-bit ones with N a "
+      "multiple of 8, and a program of affine steps and bounds, in 16 bits a sigmoid, without "
+      "logsumexp and not in parts of K",
+      to_string(policy).c_str());
   CUTFUSE_CHECK((policy.split_k == 1 && !skinny) || may_split_k(problem, links),
                 Code::kNotSupported,
                 "%s splits K, which a reduction after the contraction does not allow",

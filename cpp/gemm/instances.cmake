@@ -51,11 +51,12 @@ set(CUTFUSE_GEMM_SM90_NCHW_INSTANCES
   "half_t 128 128 1 6 64"
   "half_t 128 128 1 6 16")
 
-# The compiled sm_90 GEMM kernels of layers that are turned over: A is the weight, at tf32 the fp32
-# one, rounded on its way, and B the plane of x, or x. Columns as of the first table.
+# The compiled sm_90 GEMM kernels of layers that are turned over: A is the weight, in fp32 rounded on
+# its way, and B the plane of x, or x. Columns as of the first table.
 set(CUTFUSE_GEMM_SM90_TURNED_INSTANCES
   # ELEMENT TILE_M TILE_N CLUSTER_M STAGES PROMOTE_K
-  "half_t 128 256 2 3 0 dev"
+  "float 128 256 2 3 0 dev"
+  "half_t 128 256 2 4 0"
   "bfloat16_t 128 256 2 4 0")
 
 # And the sm_80 ones of images, columns as of the second table.

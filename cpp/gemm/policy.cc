@@ -60,7 +60,9 @@ bool multiplies(const gemm::Instance& instance, const GemmProblem& problem) {
     return problem.dtype == DType::kFloat32 &&
            (instance.element == DType::kFloat32 ? problem.precision == Precision::kTf32 : splits);
   }
-  return instance.element == element_of(problem) && (instance.promote_k != 0) == splits;
+  const bool turned = instance.source == Source::kTurned;
+  const DType element = turned ? problem.dtype : element_of(problem);
+  return instance.element == element && (instance.promote_k != 0) == splits;
 }
 
 const char* name(Raster raster) {

@@ -48,7 +48,7 @@ struct GemmPolicy {
   /// Instructions: 90 wgmma and TMA, 80 mma.sync and cp.async; 0, in a plan of few rows or columns:
   /// none of the tensor cores, and of the rest only split_k is read.
   int32_t arch = 90;
-  DType element = DType::kFloat16;  ///< in shared memory: fp16, bf16; kNchw: fp32
+  DType element = DType::kFloat16;  ///< in shared memory: fp16, bf16; kNchw: fp32; kTurned: A's
   Source source = Source::kMatrix;  ///< kImages and kNchw: within a ConvPolicy only
   /// Blocks, an SM each and two a cluster, that split the last rows of an fp32 operand while the
   /// first tiles are multiplied; 0: all rows are split before.

@@ -30,12 +30,12 @@ KINDS: tuple[Kind, ...] = (
 def turned_policy(raster: int = 1, dtype: torch.dtype = torch.float32) -> "GemmPolicy":
     """That of layers that are turned over, which ``_C.compiled_policies()`` leaves out.
 
-    It takes fp32 at tf32, or bfloat16, with a program of affine steps and bounds alone, or in
-    bfloat16 a sigmoid.
+    It takes fp32 at tf32, or 16 bits, with a program of affine steps and bounds alone, or in 16
+    bits a sigmoid.
     """
     binding = native().binding
     assert binding is not None
-    element = 2 if dtype is torch.bfloat16 else 1
+    element = (torch.float32, torch.float16, torch.bfloat16).index(dtype)
     policy: GemmPolicy = binding.GemmPolicy(128, 256, 2, 0, raster, element=element, source=TURNED)
     return policy
 
@@ -53,7 +53,7 @@ def kinds_of(policy: "GemmPolicy | None") -> tuple[Kind, ...]:
     if policy.promote_k:
         return KINDS[:1]
     if policy.source == TURNED:
-        return KINDS[3:] if policy.element == 2 else KINDS[1:2]
+        return KINDS[policy.element + 1 : policy.element + 2]
     return KINDS[3:] if policy.element == 2 else KINDS[1:3]
 
 

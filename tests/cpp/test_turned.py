@@ -95,35 +95,45 @@ def test_a_forced_policy_says_what_it_does_not_take() -> None:
         plan(FOUNDING, policy=split)
 
 
-def narrow(size: tuple[int, int, int], **options: Any) -> Any:
-    return plan(size, "ieee", dtype=torch.bfloat16, **options)
+NARROW = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
 
+def narrow(size: tuple[int, int, int], dtype: torch.dtype = torch.bfloat16, **options: Any) -> Any:
+    return plan(size, "ieee", dtype=dtype, **options)
+
+
+@NARROW
 @pytest.mark.parametrize("tail", ["none", "batch_norm_train", "batch_norm_eval"])
 @pytest.mark.parametrize("size", [FOUNDING, (16384, 4096, 4096)], ids=str)
-def test_large_layers_of_bfloat16(size: tuple[int, int, int], tail: str) -> None:
-    found = narrow(size, tail=tail)
-    assert (found.policy.source, found.policy.element) == (TURNED, 2)
+def test_large_layers_of_16_bits(size: tuple[int, int, int], tail: str, dtype: torch.dtype) -> None:
+    found = narrow(size, dtype, tail=tail)
+    expected = turned_policy(dtype=dtype)
+    assert (found.policy.source, found.policy.element) == (TURNED, expected.element)
     text = found.describe()
     assert "turned over; where rows of the result are not aligned to 16 bytes" in text
     assert ("normalise in place" in text) == (tail == "batch_norm_train")
 
 
-def test_bfloat16_that_is_not_turned_over() -> None:
+@NARROW
+def test_16_bits_that_are_not_turned_over(dtype: torch.dtype) -> None:
     m, n, k = FOUNDING
-    assert narrow((256, 256, 256)).policy.source == 0
-    assert narrow((m, n - 4, k)).policy.source == 0
-    assert narrow(FOUNDING, tail="logsumexp").policy.source == 0
-    assert plan(FOUNDING, "ieee", dtype=torch.float16).policy.source == 0
+    assert narrow((256, 256, 256), dtype).policy.source == 0
+    assert narrow((m, n - 4, k), dtype).policy.source == 0
+    assert narrow(FOUNDING, dtype, tail="logsumexp").policy.source == 0
+    other = torch.bfloat16 if dtype is torch.float16 else torch.float16
+    for wrong in (other, torch.float32):
+        with pytest.raises(NotImplementedError, match="does not multiply"):
+            narrow(FOUNDING, dtype, policy=turned_policy(dtype=wrong))
 
 
-def test_programs_of_bfloat16_may_end_in_a_sigmoid() -> None:
+@NARROW
+def test_programs_of_16_bits_may_end_in_a_sigmoid(dtype: torch.dtype) -> None:
     ended = encode((pcf.mul(2.0), pcf.sigmoid()))
-    assert narrow(FOUNDING, program=ended).policy.source == TURNED
-    assert narrow(FOUNDING, tail="batch_norm_eval", after=ended).policy.source == TURNED
-    assert narrow(FOUNDING, tail="batch_norm_train", program=ended).policy.source == 0
+    assert narrow(FOUNDING, dtype, program=ended).policy.source == TURNED
+    assert narrow(FOUNDING, dtype, tail="batch_norm_eval", after=ended).policy.source == TURNED
+    assert narrow(FOUNDING, dtype, tail="batch_norm_train", program=ended).policy.source == 0
+    assert narrow(FOUNDING, dtype, program=encode((pcf.gelu(),))).policy.source == 0
     assert plan(FOUNDING, program=ended).policy.source == 0
-    assert narrow(FOUNDING, program=encode((pcf.gelu(),))).policy.source == 0
 
 
 def test_columns_of_tiles_of_a_turned_layer_are_walked_together() -> None:

@@ -205,15 +205,16 @@ def test_batch_norm_of_turned_layers(training: bool, factor: float) -> None:
 
 @pytest.mark.parametrize("raster", [0, 1])
 @pytest.mark.parametrize("size", turned.NARROW_SIZES, ids=str)
-def test_bfloat16_layers_that_are_turned_over(size: tuple[int, int, int], raster: int) -> None:
-    turned.check_narrow(size, raster, "cpu")
+def test_narrow_layers_that_are_turned_over(size: tuple[int, int, int], raster: int) -> None:
+    turned.check_narrow(size, raster, "cpu", turned.NARROW[raster])
 
 
-def test_turned_bfloat16_layers_that_are_not_finite() -> None:
-    turned.check_not_finite("cpu", torch.bfloat16)
+@pytest.mark.parametrize("dtype", turned.NARROW)
+def test_narrow_turned_layers_that_are_not_finite(dtype: torch.dtype) -> None:
+    turned.check_not_finite("cpu", dtype)
 
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("factor", [1.0, 2.0**14])
-def test_batch_norm_of_turned_bfloat16_layers(training: bool, factor: float) -> None:
-    turned.check_batch_norm(training, factor, "cpu", torch.bfloat16)
+def test_batch_norm_of_narrow_turned_layers(training: bool, factor: float) -> None:
+    turned.check_batch_norm(training, factor, "cpu", turned.NARROW[training])

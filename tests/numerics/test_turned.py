@@ -1,4 +1,4 @@
-"""Layers that are turned over: fp32 weights, rounded on their way, and those of bfloat16."""
+"""Layers that are turned over: fp32 weights, rounded on their way, and those of 16 bits."""
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from ..cases import turned
 from .common import compare, exact_linear, torch_linear
 
 pytestmark = pytest.mark.cuda
+NARROW = pytest.mark.parametrize("dtype", turned.NARROW, ids=str)
 
 
 @pytest.mark.parametrize("size", [*turned.SIZES, (1100, 3000, 200), (64, 20000, 64)], ids=str)
@@ -46,22 +47,25 @@ def test_errors_are_no_worse_than_pytorchs(size, distribution, fused: None) -> N
     assert no_worse(*pair, floor=floor_of(torch.float32, "tf32")) is None
 
 
+@NARROW
 @pytest.mark.parametrize("raster", [0, 1])
 @pytest.mark.parametrize(
     "size", [*turned.NARROW_SIZES, (1100, 3000, 200), (64, 20000, 64)], ids=str
 )
-def test_bfloat16(size: tuple[int, int, int], raster: int, fused: None) -> None:
-    turned.check_narrow(size, raster, "cuda")
+def test_narrow(dtype: torch.dtype, size: tuple[int, int, int], raster: int, fused: None) -> None:
+    turned.check_narrow(size, raster, "cuda", dtype)
 
 
-def test_bfloat16_that_is_not_finite(fused: None) -> None:
-    turned.check_not_finite("cuda", torch.bfloat16)
+@NARROW
+def test_narrow_that_is_not_finite(dtype: torch.dtype, fused: None) -> None:
+    turned.check_not_finite("cuda", dtype)
 
 
+@NARROW
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("factor", [1.0, 2.0**14])
-def test_batch_norm_of_bfloat16(training: bool, factor: float, fused: None) -> None:
-    turned.check_batch_norm(training, factor, "cuda", torch.bfloat16)
+def test_narrow_batch_norm(dtype: torch.dtype, training: bool, factor: float, fused: None) -> None:
+    turned.check_batch_norm(training, factor, "cuda", dtype)
 
 
 def test_what_is_turned_says_so(fused: None) -> None:

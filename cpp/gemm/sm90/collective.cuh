@@ -39,12 +39,12 @@ struct Staging {
 
 /// The collective that the kernel layer wants: the producer's epilogue warp stages operands while
 /// the tile is multiplied.
-template <class TileShape, Source kSource, int kRowStep, bool kBFloat16>
+template <class TileShape, Source kSource, int kRowStep, DType kElement>
 class EpilogueCollective
     : public cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-          ProgramEpilogue<TileShape, kSource, kRowStep, kBFloat16>> {
+          ProgramEpilogue<TileShape, kSource, kRowStep, kElement>> {
   using Base = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-      ProgramEpilogue<TileShape, kSource, kRowStep, kBFloat16>>;
+      ProgramEpilogue<TileShape, kSource, kRowStep, kElement>>;
 
  public:
   using Base::Base;

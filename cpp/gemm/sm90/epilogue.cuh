@@ -33,18 +33,18 @@ namespace cutfuse::gemm::sm90 {
 /// follows them. They are done while the boxes before are read, which is what a tile waits for.
 enum class Leaving { kNot, kFolded, kBounded, kEnded };
 
-/// kBFloat16: tensors of it are multiplied, and never planes, whose rows have words.
-template <class TileShape, Source kSource, int kRowStep_, bool kBFloat16>
+/// kElement: of what is multiplied; bf16 are tensors and never planes, whose rows have words.
+template <class TileShape, Source kSource, int kRowStep_, DType kElement>
 class ProgramEpilogue {
  public:
-  static constexpr bool kScaledRows = !kBFloat16;
+  static constexpr bool kScaledRows = kElement != DType::kBFloat16;
   static constexpr int kTileM = cute::size<0>(TileShape{});
   static constexpr int kTileN = cute::size<1>(TileShape{});
   static constexpr bool kNchw = kSource == Source::kNchw;
   static constexpr bool kImages = kSource == Source::kImages || kNchw;
   static constexpr bool kTurned = kSource == Source::kTurned;
-  static constexpr bool kRounded = kTurned && !kBFloat16;  // fp32 weights, on their way
-  static constexpr bool kHasRows = kTurned && kBFloat16;   // features are
+  static constexpr bool kRounded = kTurned && kElement == DType::kFloat32;  // on their way
+  static constexpr bool kHasRows = kTurned && !kRounded;                    // features are
   static constexpr int kRowStep = kRowStep_;
   // Slots of planes leave room for fewer operands; those of turned layers are of rows.
   static constexpr int kOperands = kTurned        ? 0
@@ -265,7 +265,8 @@ class ProgramEpilogue {
       apply_affine_rows(v, at, params_, [&](int r) { return folded[own_row + r * kRowStep]; });
       if (params_.ending.first < kMaxDeviceSteps) Ended{params_.ending}(v, 0, kSize);
       if (params_.partials != nullptr) store_turned_moments(v, at, lane, params_);
-      store_turned_boxes(v, at, thread, &params_.out_map, &storage.warps[thread / 128 * 4]);
+      store_turned_boxes<kElement>(v, at, thread, &params_.out_map,
+                                   &storage.warps[thread / 128 * 4]);
     }
   }
 

@@ -23,24 +23,29 @@
 
 namespace cutfuse::gemm::sm90 {
 
+template <class Element>
+inline constexpr DType kDType = std::is_same_v<Element, float>             ? DType::kFloat32
+                                : std::is_same_v<Element, cutlass::half_t> ? DType::kFloat16
+                                                                           : DType::kBFloat16;
+
 template <class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK,
           Source kSource>
 class Sm90Gemm final : public Launcher {
+  static constexpr bool kTurned = kSource == Source::kTurned;
+  static constexpr bool kRounded = kTurned && std::is_same_v<Element, float>;  // on its way
+  using Stored = std::conditional_t<kRounded, cutlass::half_t, Element>;       // in shared memory
   using TileShape =
-      cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<2 * kTileK / sizeof(Element)>>;
+      cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<2 * kTileK / sizeof(Stored)>>;
   using ClusterShape = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
   static constexpr int kPlanes = kPromoteK == 0 ? 1 : 2;
   static constexpr bool kNchw = kSource == Source::kNchw;
   static constexpr bool kImages = kSource == Source::kImages || kNchw;
-  static constexpr bool kTurned = kSource == Source::kTurned;
-  static constexpr bool kTf32 = std::is_same_v<Element, float>;
-  static constexpr bool kBFloat16 = std::is_same_v<Element, cutlass::bfloat16_t>;
-  static constexpr bool kRounded = kTurned && !kBFloat16;
+  static constexpr bool kTf32 = std::is_same_v<Stored, float>;
   static constexpr bool kOwnMap = kImages || kRounded;  // of A
   static_assert(!kTurned || kPlanes == 1);
   static_assert((kNchw || !kTf32) && (!kNchw || kClusterM == 1));
   using MatrixMainloop =
-      std::conditional_t<kPlanes == 1, PlainMainloop<Element, TileShape, ClusterShape, kStages, 1>,
+      std::conditional_t<kPlanes == 1, PlainMainloop<Stored, TileShape, ClusterShape, kStages, 1>,
                          SplitMainloop<TileShape, ClusterShape, kStages, kPromoteK>>;
   using PlanesMainloop = std::conditional_t<kTf32, NchwMainloop<TileShape, kStages>,
                                             NchwSplitMainloop<TileShape, kStages, kPromoteK>>;
@@ -49,7 +54,8 @@ class Sm90Gemm final : public Launcher {
       std::conditional_t<
           kRounded, TurnedMainloop<TileShape, ClusterShape, kStages>,
           std::conditional_t<kImages, ImageMainloop<MatrixMainloop>, MatrixMainloop>>>;
-  using Epilogue = EpilogueCollective<TileShape, kSource, kRounded ? 1 : kTf32 ? 4 : 8, kBFloat16>;
+  static constexpr int kRowStep = kRounded ? 1 : kTf32 ? 4 : 8;
+  using Epilogue = EpilogueCollective<TileShape, kSource, kRowStep, kDType<Element>>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
   using Params = typename Kernel::Params;
@@ -90,7 +96,7 @@ class Sm90Gemm final : public Launcher {
         !status.ok())
       return status;
     const Matrix& out = call.epilogue.out;
-    if constexpr (kTurned && kBFloat16) {
+    if constexpr (kTurned && !kRounded) {
       // What plans turn over may be mapped.
       if (out.row_stride != out_.row_stride) {
         if (Status status = encode_output(out, 1, &params.epilogue.out_map); !status.ok()) {
@@ -208,7 +214,7 @@ class Sm90Gemm final : public Launcher {
     typename Kernel::Arguments args{};
     args.mode = cutlass::gemm::GemmUniversalMode::kGemm;
     args.problem_shape = {m, n, Mainloop::kernel_k(k, policy_.split_k), policy_.split_k};
-    args.mainloop.planes.ptr_B = static_cast<const Element*>(call.b_planes);
+    args.mainloop.planes.ptr_B = static_cast<const Stored*>(call.b_planes);
     args.mainloop.planes.dB = {layout_.b_leading, cute::_1{}, problem_.n * layout_.b_leading};
     if constexpr (kOwnMap) {
       // A's map is put in place of this one.
@@ -217,7 +223,7 @@ class Sm90Gemm final : public Launcher {
       args.mainloop.m = n;
       if constexpr (kImages) args.mainloop.images = layout_.images;
     } else {
-      args.mainloop.planes.ptr_A = static_cast<const Element*>(call.a_planes);
+      args.mainloop.planes.ptr_A = static_cast<const Stored*>(call.a_planes);
       args.mainloop.planes.dA = {layout_.a_leading, cute::_1{}, problem_.m * layout_.a_leading};
       args.mainloop.m = m;
     }
@@ -277,11 +283,8 @@ class Sm90Gemm final : public Launcher {
 template <class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK,
           Source kSource = Source::kMatrix>
 Instance make_instance() {
-  constexpr DType kElement = std::is_same_v<Element, float>             ? DType::kFloat32
-                             : std::is_same_v<Element, cutlass::half_t> ? DType::kFloat16
-                                                                        : DType::kBFloat16;
   return {90,
-          kElement,
+          kDType<Element>,
           kTileM,
           kTileN,
           kClusterM,

@@ -219,13 +219,13 @@ CUTLASS_DEVICE void normalise_rows_together(float (&v)[Coordinates::kSize], cons
   sync_consumers();  // the next tile's terms lie there
 }
 
-/// A warp's boxes of bf16 values on their way: each of its warpgroup sends one of four.
+/// A warp's boxes of 16-bit values on their way: each of its warpgroup sends one of four.
 template <int kTileN>
 using TurnedStorage = WarpStorage<kTileN, 4>;
 
-/// Values of bf16, of which a warp has 16 features and two neighbours fill boxes of 32 and of 16
+/// Values of 16 bits, of which a warp has 16 features and two neighbours fill boxes of 32 and of 16
 /// rows of out. `warps` are the warpgroup's.
-template <int kTileN, class Coordinates>
+template <DType kDType, int kTileN, class Coordinates>
 CUTLASS_DEVICE void store_turned_boxes(const float (&v)[Coordinates::kSize], const Coordinates& at,
                                        int thread, const CUtensorMap* map,
                                        TurnedStorage<kTileN>* warps) {
@@ -248,7 +248,7 @@ CUTLASS_DEVICE void store_turned_boxes(const float (&v)[Coordinates::kSize], con
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int pair = ((4 * number + 2 * half + i / 2) * kRows + i % 2) * 2;
-        words[i] = pack_pair(v[pair], v[pair + 1], DType::kBFloat16);
+        words[i] = pack_pair(v[pair], v[pair + 1], kDType);
       }
       store_transposed(cute::cast_smem_ptr_to_uint(boxes[half][warp / 2] + own), words);
     }

@@ -109,7 +109,7 @@ def _policy(config: Config) -> Any:
     every = [*binding.compiled_policies()]
     steps = {step.name for step in (*config.program, *config.after)}
     if not config.frozen and steps <= {"add", "sub", "mul"}:
-        every += [turned_policy(dtype=of) for of in (torch.float32, torch.bfloat16)]
+        every += [turned_policy(dtype=of) for of in (torch.float32, torch.float16, torch.bfloat16)]
     policies = [p for p in every if (dtype, tier) in kinds_of(p)]
     if not policies:
         return None
