@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pycutfuse import config
+from pycutfuse import config, reference
 from pycutfuse.geometry import Geometry, conv2d_geometry, conv_transpose2d_geometry
 from pycutfuse.ops import _conv_call, _conv_launch, _gate, _vjp
 from pycutfuse.ops import _conv_raw as raw
@@ -32,7 +32,12 @@ class ConvFunction(torch.autograd.Function):
         recipe: _conv_launch.ConvRecipe | None,
         *operands: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, bias, *operands)
+        codes, needs = program[0], ctx.needs_input_grad[8:]
+        read = {at + 1 for at in reference.read_operands(codes, needs)}
+        if reference.reads_value(codes, needs):
+            read.add(0)
+        kept, ctx.forms = _vjp.keep((bias, *operands), read)
+        ctx.save_for_backward(x, weight, *kept)
         ctx.settings = geometry, program, precision
         if recipe is not None:
             made = (Geometry(*geometry), Encoded(*program), operands, precision)
@@ -44,7 +49,8 @@ class ConvFunction(torch.autograd.Function):
     @staticmethod
     @_vjp.once_differentiable
     def backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, *operands = saved
+        x, weight, *rest = saved
+        bias, *operands = _vjp.kept(rest, ctx.forms)
         geometry, program, precision = ctx.settings
         asked = ctx.needs_input_grad
         needs = [*asked[:3], *asked[8:]]

@@ -173,7 +173,8 @@ class LinearFunction(torch.autograd.Function):
     ) -> Tensor:
         needs = ctx.needs_input_grad
         reads_x = needs[1] or reference.reads_value(codes, needs[8:])
-        ctx.save_for_backward(x if reads_x else _vjp.form_of(x), weight, *operands)
+        kept, ctx.forms = _vjp.keep(operands, reference.read_operands(codes, needs[8:]))
+        ctx.save_for_backward(x if reads_x else _vjp.form_of(x), weight, *kept)
         ctx.settings = codes, constants, precision
         if recipe is not None:
             return _launch.launch(recipe, (x, weight, planes, *operands), words)
@@ -183,7 +184,8 @@ class LinearFunction(torch.autograd.Function):
     @staticmethod
     @_vjp.once_differentiable
     def backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *operands = saved
+        x, weight, *rest = saved
+        operands = _vjp.kept(rest, ctx.forms)
         asked = ctx.needs_input_grad
         needs = [asked[0], asked[1], *asked[8:]]
         codes, constants, precision = ctx.settings

@@ -1,7 +1,7 @@
 """Vector-Jacobian products of the reference chain, from saved inputs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
@@ -72,6 +72,36 @@ def as_rows(tensor: Tensor) -> Tensor:
 def form_of(x: Tensor) -> Tensor:
     """What a backward is given that asks x for its shape, dtype and device alone: one element."""
     return x.new_empty(()).expand(x.shape)
+
+
+_Form = tuple[torch.Size, torch.dtype, torch.device]
+
+
+def keep(
+    operands: Sequence[Tensor | None], read: Set[int]
+) -> tuple[Sequence[Tensor | None], Sequence[_Form | None]]:
+    """What a backward that reads the values of operands `read` saves, and what says the others.
+
+    A summand may so be freed, or written to, before the backward runs, as in torch. Graphs of
+    torch.compile save all: their sizes may be symbols.
+    """
+    if torch.compiler.is_compiling():
+        return operands, (None,) * len(operands)
+    saved: list[Tensor | None] = []
+    forms: list[_Form | None] = []
+    for at, one in enumerate(operands):
+        whole = one is None or at in read
+        saved.append(one if whole else None)
+        forms.append(None if one is None or whole else (one.shape, one.dtype, one.device))
+    return saved, forms
+
+
+def kept(saved: Sequence[Tensor | None], forms: Sequence[_Form | None]) -> list[Any]:
+    """The operands that `keep` was given, of those that it did not save one element's form."""
+    return [
+        one if form is None else torch.empty((), dtype=form[1], device=form[2]).expand(form[0])
+        for one, form in zip(saved, forms, strict=True)
+    ]
 
 
 def promoted(dtype: torch.dtype, operands: Sequence[Tensor]) -> torch.dtype:

@@ -11,7 +11,7 @@ from pycutfuse.reference.linear_batch_norm import batch_norm, linear_batch_norm,
 from pycutfuse.reference.linear_logsumexp import linear_linear_logsumexp, linear_logsumexp
 from pycutfuse.reference.logsumexp import logsumexp
 from pycutfuse.reference.program import apply_program
-from pycutfuse.reference.program_vjp import program_vjp, reads_value
+from pycutfuse.reference.program_vjp import program_vjp, read_operands, reads_value
 
 __all__ = [
     "apply_program",
@@ -26,6 +26,7 @@ __all__ = [
     "linear_logsumexp",
     "logsumexp",
     "program_vjp",
+    "read_operands",
     "reads_value",
     "update_factor",
 ]

@@ -4,6 +4,7 @@ Closed forms and not torch.autograd: a raw operator may run below autograd, unde
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -48,18 +49,45 @@ _SUMS = frozenset({"add", "sub"})
 _FACTORS = frozenset({"mul", "div"})
 
 
-def reads_value(codes: Sequence[int], needs: Sequence[bool]) -> bool:
-    """Whether the gradients depend on the value that enters the program.
+def _last_reader(codes: Sequence[int], needs: Sequence[bool]) -> int:
+    """Number of the last step whose gradients depend on the value before it; -1: none does.
 
     `needs` says for each operand whether its gradient is wanted: that of a factor is a function of
     the value, that of a summand is not.
     """
-    for op, operand in zip(codes[::2], codes[1::2], strict=True):
+    last = -1
+    for at, (op, operand) in enumerate(zip(codes[::2], codes[1::2], strict=True)):
         name = NAMES[op]
-        if name in _SUMS or (name in _FACTORS and (operand < 0 or not needs[operand])):
-            continue
-        return True
-    return False
+        if name not in _SUMS and (name not in _FACTORS or (operand >= 0 and needs[operand])):
+            last = at
+    return last
+
+
+def reads_value(codes: Sequence[int], needs: Sequence[bool]) -> bool:
+    """Whether the gradients depend on the value that enters the program; `needs` as above."""
+    return _last_reader(codes, needs) >= 0
+
+
+@lru_cache(maxsize=1024)
+def read_operands(codes: tuple[int, ...], needs: tuple[bool, ...]) -> frozenset[int]:
+    """Operands whose values the gradients depend on; of others they ask for the shape.
+
+    Examples
+    --------
+    >>> codes = {name: code for code, name in NAMES.items()}
+    >>> steps = (codes["add"], 0, codes["mul"], 1, codes["add"], 2)
+    >>> sorted(read_operands(steps, (True, False, True)))
+    [1]
+    >>> sorted(read_operands(steps, (True, True, True)))
+    [0, 1]
+    """
+    last = _last_reader(codes, needs)
+    steps = enumerate(zip(codes[::2], codes[1::2], strict=True))
+    return frozenset(
+        operand
+        for at, (op, operand) in steps
+        if operand >= 0 and (at < last or NAMES[op] not in _SUMS)
+    )
 
 
 def program_vjp(
@@ -77,13 +105,15 @@ def program_vjp(
     found: list[Tensor | None] = [None] * len(operands)
     steps: list[tuple[str, int, Any, float]] = []
     values: list[Tensor | None] = []
+    last = 2 * _last_reader(codes, needs)
     for at in range(0, len(codes), 2):
         operand = codes[at + 1]
         other = operands[operand] if operand >= 0 else constants[at]
         steps.append((NAMES[codes[at]], operand, other, constants[at + 1]))
         values.append(value)
-        if value is not None and at + 2 < len(codes):
-            value = FUNCTIONS[steps[-1][0]](value, other, constants[at + 1])
+        if value is not None:
+            runs = at < last
+            value = FUNCTIONS[steps[-1][0]](value, other, constants[at + 1]) if runs else None
     for (name, operand, other, second), before in zip(
         reversed(steps), reversed(values), strict=True
     ):
