@@ -193,6 +193,6 @@ def _line(entry: SizeResult) -> str:
         return f"{entry}: {entry.failure}"
     if not entry.passed:
         return f"{entry}: FAILED, {max(check.ratio for check in entry.checks):.2f} of allowed error"
-    ratio = entry.ratio()
-    speed = "" if ratio is None else f", {ratio:.2f}x eager"
-    return f"{entry}: {entry.path}{speed}"
+    rivals = {name: entry.ratio(name) for name in (EAGER, COMPILE, COMPILE_TUNED)}
+    speeds = [f", {ratio:.2f}x {name}" for name, ratio in rivals.items() if ratio is not None]
+    return f"{entry}: {entry.path}{''.join(speeds)}"

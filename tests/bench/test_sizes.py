@@ -116,6 +116,8 @@ def test_the_compiled_chain_is_a_third_column(monkeypatch):
     result, asked = _timed(monkeypatch, times, compiled=sizes.TUNED)
     assert asked[0][0] == [EAGER, OURS, COMPILE_TUNED]
     assert result.ratio(COMPILE_TUNED) == pytest.approx(1.5)
+    said = sizes._line(replace(result, path="fused"))
+    assert said == "4x5x6: fused, 2.00x eager, 1.50x compile max-autotune"
 
 
 def test_all_three_compute_the_same():
