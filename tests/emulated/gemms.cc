@@ -13,7 +13,8 @@ std::vector<gemm::Instance> gemms_of_matrices() {
           make_instance<Half, 128, 128, 1, 6, 16>(),
           make_instance<Half, 128, 256, 2, 4, 0>(),
           make_instance<Bfloat, 128, 128, 1, 6, 0>(),
-          make_instance<Half, 128, 256, 2, 3, 0, Source::kTurned>(),
+          make_instance<float, 128, 256, 2, 3, 0, Source::kTurned>(),
+          make_instance<Half, 128, 256, 2, 4, 0, Source::kTurned>(),
           make_instance<Bfloat, 128, 256, 2, 4, 0, Source::kTurned>()};
 }
 
