@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pycutfuse import config, reference
+from pycutfuse import config
 from pycutfuse.geometry import Geometry, conv2d_geometry, conv_transpose2d_geometry
 from pycutfuse.ops import _conv_call, _conv_launch, _gate, _vjp
 from pycutfuse.ops import _conv_raw as raw
@@ -32,11 +32,8 @@ class ConvFunction(torch.autograd.Function):
         recipe: _conv_launch.ConvRecipe | None,
         *operands: Tensor,
     ) -> Tensor:
-        codes, needs = program[0], ctx.needs_input_grad[8:]
-        read = {at + 1 for at in reference.read_operands(codes, needs)}
-        if reference.reads_value(codes, needs):
-            read.add(0)
-        kept, ctx.forms = _vjp.keep((bias, *operands), read)
+        needs = ctx.needs_input_grad[8:]
+        kept, ctx.forms = _vjp.keep((bias, *operands), program[0], needs, before=1)
         ctx.save_for_backward(x, weight, *kept)
         ctx.settings = geometry, program, precision
         if recipe is not None:

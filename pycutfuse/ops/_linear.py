@@ -173,7 +173,7 @@ class LinearFunction(torch.autograd.Function):
     ) -> Tensor:
         needs = ctx.needs_input_grad
         reads_x = needs[1] or reference.reads_value(codes, needs[8:])
-        kept, ctx.forms = _vjp.keep(operands, reference.read_operands(codes, needs[8:]))
+        kept, ctx.forms = _vjp.keep(operands, codes, needs[8:])
         ctx.save_for_backward(x if reads_x else _vjp.form_of(x), weight, *kept)
         ctx.settings = codes, constants, precision
         if recipe is not None:

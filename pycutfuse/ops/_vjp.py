@@ -1,7 +1,7 @@
 """Vector-Jacobian products of the reference chain, from saved inputs."""
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pycutfuse import reference
 from pycutfuse.ops._contraction import contract
 
 Grads = tuple[Tensor | None, ...]
@@ -78,19 +79,25 @@ _Form = tuple[torch.Size, torch.dtype, torch.device]
 
 
 def keep(
-    operands: Sequence[Tensor | None], read: Set[int]
+    operands: Sequence[Tensor | None],
+    codes: tuple[int, ...],
+    needs: tuple[bool, ...],
+    before: int = 0,
 ) -> tuple[Sequence[Tensor | None], Sequence[_Form | None]]:
-    """What a backward that reads the values of operands `read` saves, and what says the others.
+    """What a backward saves of a program's operands, and what says those that it does not read.
 
-    A summand may so be freed, or written to, before the backward runs, as in torch. Graphs of
+    A summand may so be freed, or written to, before the backward runs, as in torch. The first
+    `before` operands are added before the program, and `needs` is of the others. Graphs of
     torch.compile save all: their sizes may be symbols.
     """
     if torch.compiler.is_compiling():
         return operands, (None,) * len(operands)
+    read = reference.read_operands(codes, needs)
+    reads_value = before > 0 and reference.reads_value(codes, needs)
     saved: list[Tensor | None] = []
     forms: list[_Form | None] = []
     for at, one in enumerate(operands):
-        whole = one is None or at in read
+        whole = one is None or (reads_value if at < before else at - before in read)
         saved.append(one if whole else None)
         forms.append(None if one is None or whole else (one.shape, one.dtype, one.device))
     return saved, forms

@@ -1,5 +1,6 @@
 """What a backward keeps of its forward's tensors: as torch, nothing that gradients do not read."""
 
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -78,3 +79,13 @@ def test_a_factor_is_kept(drawn: tuple[Call, list[Tensor]]) -> None:
         other.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         grads_of(result, [x])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compiling_warns_of_nothing(name: str) -> None:
+    call, (x, weight, bias, _) = draw(name, "cpu")
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        grads_of(compiled(x, weight, bias), [x, weight, bias])
+    assert not [one for one in found if "lru_cache" in str(one.message)]
