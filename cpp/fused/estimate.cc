@@ -79,16 +79,21 @@ double torchs(const FusedProblem& problem) {
   return 3.0 + contraction + passes * (1.5 + 2.0 * out * size / kBandwidth);
 }
 
+/// Whether the kernel rounds the fp32 weight of a layer that it turns over.
+bool rounds_weight(const GemmPolicy& policy) {
+  return policy.source == Source::kTurned && policy.element == DType::kFloat32;
+}
+
 }  // namespace
 
 double fused::contraction_time(const GemmProblem& problem, const GemmPolicy& policy) {
   // Tiles of 64 columns were not fitted: ResNet-50's three in bf16 took 0.65 to 0.70 of the sum.
-  const double k_tile =
-      plane_count(problem) == 2 ? (policy.promote_k == 16 ? 1.9 : 1.1 * policy.tile_n / 128.0)
-      : policy.source == Source::kTurned && problem.dtype == DType::kFloat32 ? 0.88
-      : policy.tile_n == 256                                                 ? 0.62
-      : policy.tile_n == 64                                                  ? 0.3
-                                                                             : 0.42;
+  const double k_tile = plane_count(problem) == 2
+                            ? (policy.promote_k == 16 ? 1.9 : 1.1 * policy.tile_n / 128.0)
+                        : rounds_weight(policy) ? 0.88
+                        : policy.tile_n == 256  ? 0.62
+                        : policy.tile_n == 64   ? 0.3
+                                                : 0.42;
   return ceil_div(ceil_div(double(problem.k), 64.0), policy.split_k) * k_tile;
 }
 
@@ -98,7 +103,7 @@ double fused::expected(const FusedProblem& problem, const Links& links, const De
 
 double fused::expected(const FusedProblem& problem, const Links& links, const GemmPolicy& policy,
                        const DeviceProps& device) {
-  const bool turned = policy.source == Source::kTurned && problem.gemm.dtype == DType::kFloat32;
+  const bool turned = rounds_weight(policy);
   if (policy.arch == kSkinny) return skinnys(problem, device);
   const auto [m, n, k, precision, dtype] = problem.gemm;
   const int32_t planes = plane_count(problem.gemm);

@@ -49,23 +49,23 @@ _SUMS = frozenset({"add", "sub"})
 _FACTORS = frozenset({"mul", "div"})
 
 
-def _last_reader(codes: Sequence[int], needs: Sequence[bool]) -> int:
-    """Number of the last step whose gradients depend on the value before it; -1: none does.
+def _readers(codes: Sequence[int], needs: Sequence[bool]) -> list[int]:
+    """Numbers of the steps whose gradients depend on the value before them.
 
     `needs` says for each operand whether its gradient is wanted: that of a factor is a function of
     the value, that of a summand is not.
     """
-    last = -1
+    found = []
     for at, (op, operand) in enumerate(zip(codes[::2], codes[1::2], strict=True)):
         name = NAMES[op]
         if name not in _SUMS and (name not in _FACTORS or (operand >= 0 and needs[operand])):
-            last = at
-    return last
+            found.append(at)
+    return found
 
 
 def reads_value(codes: Sequence[int], needs: Sequence[bool]) -> bool:
     """Whether the gradients depend on the value that enters the program; `needs` as above."""
-    return _last_reader(codes, needs) >= 0
+    return bool(_readers(codes, needs))
 
 
 @lru_cache(maxsize=1024)
@@ -81,7 +81,7 @@ def read_operands(codes: tuple[int, ...], needs: tuple[bool, ...]) -> frozenset[
     >>> sorted(read_operands(steps, (True, True, True)))
     [0, 1]
     """
-    last = _last_reader(codes, needs)
+    last = max(_readers(codes, needs), default=-1)
     steps = enumerate(zip(codes[::2], codes[1::2], strict=True))
     return frozenset(
         operand
@@ -105,7 +105,7 @@ def program_vjp(
     found: list[Tensor | None] = [None] * len(operands)
     steps: list[tuple[str, int, Any, float]] = []
     values: list[Tensor | None] = []
-    last = 2 * _last_reader(codes, needs)
+    last = 2 * max(_readers(codes, needs), default=-1)
     for at in range(0, len(codes), 2):
         operand = codes[at + 1]
         other = operands[operand] if operand >= 0 else constants[at]

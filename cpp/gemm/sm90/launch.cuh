@@ -24,9 +24,9 @@
 namespace cutfuse::gemm::sm90 {
 
 template <class Element>
-inline constexpr DType kDType = std::is_same_v<Element, float>             ? DType::kFloat32
-                                : std::is_same_v<Element, cutlass::half_t> ? DType::kFloat16
-                                                                           : DType::kBFloat16;
+inline constexpr DType kDTypeOf = std::is_same_v<Element, float>             ? DType::kFloat32
+                                  : std::is_same_v<Element, cutlass::half_t> ? DType::kFloat16
+                                                                             : DType::kBFloat16;
 
 template <class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kPromoteK,
           Source kSource>
@@ -55,7 +55,7 @@ class Sm90Gemm final : public Launcher {
           kRounded, TurnedMainloop<TileShape, ClusterShape, kStages>,
           std::conditional_t<kImages, ImageMainloop<MatrixMainloop>, MatrixMainloop>>>;
   static constexpr int kRowStep = kRounded ? 1 : kTf32 ? 4 : 8;
-  using Epilogue = EpilogueCollective<TileShape, kSource, kRowStep, kDType<Element>>;
+  using Epilogue = EpilogueCollective<TileShape, kSource, kRowStep, kDTypeOf<Element>>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
   using Params = typename Kernel::Params;
@@ -284,7 +284,7 @@ template <class Element, int kTileM, int kTileN, int kClusterM, int kStages, int
           Source kSource = Source::kMatrix>
 Instance make_instance() {
   return {90,
-          kDType<Element>,
+          kDTypeOf<Element>,
           kTileM,
           kTileN,
           kClusterM,
