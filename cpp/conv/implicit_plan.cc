@@ -311,7 +311,7 @@ Status find(const FusedConvProblem& problem, const DeviceProps& device, fused::L
             FusedProblem* linear) {
   links->reads_images = true;
   if (Status status = as_images(problem, &links->images, linear); !status.ok()) return status;
-  if (Status status = cutfuse::why_not(*linear, device); !status.ok()) return status;
+  if (Status status = fused::why_not_linked(*linear, device); !status.ok()) return status;
   CUTFUSE_CHECK(gemm::select_policy(linear->gemm, Source::kImages, device).tile_m > 0,
                 Code::kNotSupported, "this build has no implicit GEMM for %s",
                 to_string(linear->gemm).c_str());

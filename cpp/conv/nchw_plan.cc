@@ -59,7 +59,7 @@ Status find(const FusedConvProblem& problem, const DeviceProps& device, fused::L
             FusedProblem* linear, GemmPolicy* policy) {
   links->reads_images = true;
   if (Status status = as_images(problem, &links->images, linear); !status.ok()) return status;
-  if (Status status = cutfuse::why_not(*linear, device); !status.ok()) return status;
+  if (Status status = fused::why_not_linked(*linear, device); !status.ok()) return status;
   *policy = gemm::select_policy(linear->gemm, Source::kNchw, device);
   CUTFUSE_CHECK(policy->tile_m > 0, Code::kNotSupported,
                 "%s: planes are read as they are on compute capability 9.0 only",

@@ -71,7 +71,7 @@ class PointwisePlan final : public MechanismPlan {
 
 Status PointwisePlan::lay_out() noexcept {
   const GemmProblem& gemm = plan_->problem().gemm;
-  return planes_.lay_out(gemm, policy_.gemm.arch == 0 ? 0 : plane_count(gemm));
+  return planes_.lay_out(gemm, policy_.gemm.arch < 80 ? 0 : plane_count(gemm));
 }
 
 ConstMatrix PointwisePlan::matrix(const ConstTensor4& weight) const noexcept {
@@ -103,12 +103,13 @@ Status PointwisePlan::launch(const ConvBuffers& buffers, void* stream) const noe
 Status expect(const FusedConvProblem& problem, const DeviceProps& device, double* time) {
   FusedProblem linear;
   if (Status status = as_linear(problem, &linear); !status.ok()) return status;
-  if (Status status = cutfuse::why_not(linear, device); !status.ok()) return status;
+  if (Status status = fused::why_not_linked(linear, device); !status.ok()) return status;
   // From a cold L2, where linear layers were timed from a warm one, and short rows are split
   // slowly.
   const bool split = problem.conv.dtype == DType::kFloat32;
   const double rows = split && linear.gemm.k < 128 ? 2.5e-4 * double(linear.gemm.m) : 0.0;
-  *time = fused::expected(linear, {}, device) + 2.0 + rows;
+  *time = fused::expected(linear, {}, fused::select_large_policy(linear, {}, device), device) +
+          2.0 + rows;
   return {};
 }
 
@@ -117,9 +118,10 @@ Status make_plan(const FusedConvProblem& problem, const DeviceProps& device,
   FusedProblem linear;
   if (Status status = as_linear(problem, &linear); !status.ok()) return status;
   const bool selects = forced == nullptr || forced->gemm == GemmPolicy{};
+  if (Status status = fused::why_not_linked(linear, device); !status.ok()) return status;
+  const GemmPolicy policy = selects ? fused::select_large_policy(linear, {}, device) : forced->gemm;
   Plan* inner = nullptr;
-  if (Status status = cutfuse::make_plan(linear, device, selects ? nullptr : &forced->gemm, &inner);
-      !status.ok()) {
+  if (Status status = cutfuse::make_plan(linear, device, &policy, &inner); !status.ok()) {
     return status;
   }
   auto made = std::make_unique<PointwisePlan>(problem, inner);

@@ -92,8 +92,8 @@ class TwoPlans final : public ChainPlan {
 
 Status why_not(const ChainProblem& problem, const DeviceProps& device) noexcept try {
   const auto& [first, second] = problem;
-  if (Status status = why_not(first, device); !status.ok()) return status;
-  if (Status status = why_not(second, device); !status.ok()) return status;
+  if (Status status = fused::why_not_linked(first, device); !status.ok()) return status;
+  if (Status status = fused::why_not_linked(second, device); !status.ok()) return status;
   CUTFUSE_CHECK(first.tail == Tail::kNone, Code::kInvalidValue,
                 "a chain's first contraction has tail %d; it must have none",
                 static_cast<int>(first.tail));

@@ -41,12 +41,16 @@ std::string FusedPlan::describe_preparation() const {
 std::string FusedPlan::describe_product() const {
   if (empty()) return "nothing to do: the output is empty";
   std::string text = "gemm " + to_string(problem_.gemm);
-  if (skinny()) {
+  if (simt()) {
+    text += ", small: summed in fp32 without tensor cores, in tiles of " +
+            std::to_string(policy_.tile_m) + "x" + std::to_string(policy_.tile_n) + " and " +
+            std::to_string(policy_.split_k) + (policy_.split_k == 1 ? " part" : " parts") + " of K";
+  } else if (skinny()) {
     text += ", few rows: summed in fp32 without tensor cores";
   } else if (planes() == 2) {
     text += ", three products, promoted every " + std::to_string(policy_.promote_k) + " of K";
   }
-  if (!skinny()) text += ": " + to_string(policy_);
+  if (!skinny() && !simt()) text += ": " + to_string(policy_);
   if (turned()) {
     text +=
         planes() > 0

@@ -10,9 +10,11 @@
 #include "core/status.h"
 #include "cutfuse/row_reduce.h"
 #include "device/logsumexp.h"
+#include "gemm/limits.h"
 #include "program/apply.h"
 #include "program/row_limits.h"
 #include "row_reduce/kernels.h"
+#include "simt/multiply.h"
 #include "skinny/multiply.h"
 #include "split/trailing.h"
 
@@ -38,7 +40,8 @@ int32_t FusedPlan::exchange_counts() const {
 }
 
 bool FusedPlan::folds_ahead() const {
-  if (splits_k()) return false;  // its program runs afterwards, and a skinny one has no tiles
+  // The program runs afterwards, or in tiles that fold nothing.
+  if (splits_k() || simt()) return false;
   if (exchanging_blocks_ != 0 && !splits_x()) return true;  // which also clears the arrivals
   const auto [m, n, k, precision, dtype] = problem_.gemm;
   const Program& program = problem_.program;
@@ -84,7 +87,7 @@ Status FusedPlan::lay_out() {
     return error(Code::kInvalidValue, "the workspace of %s needs more than 2^63 bytes",
                  to_string(problem_.gemm).c_str());
   }
-  if (skinny()) return {};
+  if (skinny() || simt()) return {};
   gemm::OperandLayout layout{leading_of(problem_.x_leading, k),
                              leading_of(problem_.weight_leading, k), links_.images};
   if (turned()) std::swap(layout.a_leading, layout.b_leading);
@@ -184,6 +187,11 @@ Status FusedPlan::multiply(const FusedBuffers& buffers, Prepared* prepared,
   const auto [m, n, k, precision, dtype] = problem_.gemm;
   gemm::GemmCall& call = prepared->call;
   gemm::EpilogueArguments& epilogue = call.epilogue;
+  if (simt()) {
+    return simt::multiply(buffers.x, buffers.weight, m, n, k,
+                          simt::index_of({policy_.tile_m, policy_.tile_n, policy_.split_k}),
+                          epilogue.program, buffers.out, stream);
+  }
   if (splits_k()) {
     const DeviceProgram program = epilogue.program;
     epilogue.program = {};
@@ -285,7 +293,15 @@ Status why_not(const FusedProblem& problem, const DeviceProps& device) noexcept 
                   "K, fp32 ones 0",
                   static_cast<long long>(leading));
   }
-  return why_not(problem.gemm, device);
+  GemmProblem gemm = problem.gemm;
+  // fp32 units keep the promise of accuracy at any K.
+  if (fused::is_simple(problem, {}) && gemm.k > 0) gemm.k = std::max(gemm.k, kMinK);
+  return why_not(gemm, device);
+}
+
+Status fused::why_not_linked(const FusedProblem& problem, const DeviceProps& device) noexcept {
+  if (Status status = cutfuse::why_not(problem, device); !status.ok()) return status;
+  return cutfuse::why_not(problem.gemm, device);
 }
 
 Status make_plan(const FusedProblem& problem, const DeviceProps& device, const GemmPolicy* forced,

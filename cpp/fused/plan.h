@@ -56,11 +56,19 @@ struct Linked {
   int64_t x_strides[4] = {}, weight_strides[4] = {};  ///< as gemm::EpilogueArguments has them
 };
 
-/// GemmPolicy::arch of plans without tensor cores; split_k is all that their policies say.
+/// GemmPolicy::arch of plans without tensor cores: of few rows, where split_k is all that policies
+/// say; and of small problems in one launch, where tile_m, tile_n and split_k are a simt::Tile.
 inline constexpr int32_t kSkinny = 0;
+inline constexpr int32_t kSimt = 1;
 
 /// Whether a contraction has so few rows or columns that it is planned so.
 bool is_skinny(const FusedProblem& problem) noexcept;
+
+/// Whether the contraction and its program are all there is to do, as simt::multiply() does it.
+bool is_simple(const FusedProblem& problem, const Links& links) noexcept;
+
+/// why_not() of what tensor cores multiply, whatever its size.
+Status why_not_linked(const FusedProblem& problem, const DeviceProps& device) noexcept;
 
 /// Whether the program may run in a pass of its own, after the parts of K are added.
 bool may_split_k(const FusedProblem& problem, const Links& links) noexcept;
@@ -110,7 +118,12 @@ Status check(Tail tail, const BatchNormBuffers& buffers) noexcept;
 GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
                          const DeviceProps& device) noexcept;
 
-/// The same among those that do not turn the problem over.
+/// The same among those of tensor cores and of few rows, as convolutions have it: of their pixels
+/// small products were not measured.
+GemmPolicy select_large_policy(const FusedProblem& problem, const Links& links,
+                               const DeviceProps& device) noexcept;
+
+/// The same among these that do not turn the problem over.
 GemmPolicy select_straight_policy(const FusedProblem& problem, const Links& links,
                                   const DeviceProps& device) noexcept;
 
@@ -183,10 +196,11 @@ class FusedPlan final : public Plan {
 
   /// Whether no tensor cores are used: few rows, summed in fp32 as they are.
   bool skinny() const { return policy_.arch == kSkinny; }
+  bool simt() const { return policy_.arch == kSimt; }
   /// fp16 planes of each operand, or of the weight alone where x is read as NCHW; 0: the tensors
   /// themselves are multiplied.
   int32_t planes() const {
-    const bool tensors = skinny() || (links_.images.planes_in && policy_.promote_k == 0);
+    const bool tensors = skinny() || simt() || (links_.images.planes_in && policy_.promote_k == 0);
     return tensors ? 0 : plane_count(problem_.gemm);
   }
   bool splits_x() const { return planes() > 0 && !links_.reads_planes && !links_.reads_images; }
@@ -198,7 +212,7 @@ class FusedPlan final : public Plan {
   bool empty() const { return problem_.gemm.m == 0 || problem_.gemm.n == 0; }
   bool training() const { return problem_.tail == Tail::kBatchNormTrain; }
   /// Whether the program runs in a pass after the contraction, which adds the parts of K.
-  bool splits_k() const { return policy_.split_k > 1 || skinny(); }
+  bool splits_k() const { return (policy_.split_k > 1 && !simt()) || skinny(); }
   int64_t slice_row_stride() const { return (problem_.gemm.n + 3) / 4 * 4; }
   int64_t slice_stride() const { return problem_.gemm.m * slice_row_stride(); }
   bool reduces_rows() const { return problem_.tail == Tail::kLogSumExp; }

@@ -7,6 +7,8 @@
 #include "core/status.h"
 #include "fused/estimate.h"
 #include "fused/plan.h"
+#include "gemm/limits.h"
+#include "simt/multiply.h"
 #include "skinny/multiply.h"
 
 namespace cutfuse::fused {
@@ -35,6 +37,12 @@ bool is_skinny(const FusedProblem& problem) noexcept {
 
 bool may_split_k(const FusedProblem& problem, const Links& links) noexcept {
   return problem.tail == Tail::kNone && !links.writes_planes && !links.reads_images;
+}
+
+bool is_simple(const FusedProblem& problem, const Links& links) noexcept {
+  // A frozen weight is what its planes hold.
+  const bool frozen = problem.weight_planes && problem.gemm.k >= kMinK;
+  return may_split_k(problem, links) && !links.reads_planes && !frozen;
 }
 
 bool has_bounds_only(const Program& program, float* lowest, float* highest) noexcept {
@@ -83,8 +91,8 @@ GemmProblem multiplied(const GemmProblem& problem, const GemmPolicy& policy) noe
   return turned;
 }
 
-GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
-                         const DeviceProps& device) noexcept {
+GemmPolicy select_large_policy(const FusedProblem& problem, const Links& links,
+                               const DeviceProps& device) noexcept {
   const GemmPolicy straight = select_straight_policy(problem, links, device);
   if (!may_turn(problem, links) || straight.arch != 90) return straight;
   GemmPolicy like;
@@ -103,6 +111,28 @@ GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
   const double other = 1.06 * expected(problem, links, straight, device);
   const bool few_rows = problem.gemm.m <= problem.gemm.n;
   return few_rows && expected(problem, links, turned, device) < other ? turned : straight;
+}
+
+GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
+                         const DeviceProps& device) noexcept {
+  GemmPolicy best = select_large_policy(problem, links, device);
+  if (!is_simple(problem, links)) return best;
+  const bool shallow = problem.gemm.k < kMinK && plane_count(problem.gemm) > 0;
+  double least =
+      shallow && best.arch != kSkinny ? INFINITY : expected(problem, links, best, device);
+  for (const simt::Tile& tile : simt::kTiles) {
+    GemmPolicy policy;
+    policy.arch = kSimt;
+    policy.promote_k = 0;
+    policy.tile_m = tile.m;
+    policy.tile_n = tile.n;
+    policy.split_k = tile.groups;
+    const double time = expected(problem, links, policy, device);
+    if (!simt::sums(tile, problem.gemm.k) || time >= least) continue;
+    best = policy;
+    least = time;
+  }
+  return best;
 }
 
 GemmPolicy select_straight_policy(const FusedProblem& problem, const Links& links,
@@ -127,11 +157,22 @@ GemmPolicy select_straight_policy(const FusedProblem& problem, const Links& link
 
 Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links& links,
              const DeviceProps& device) {
+  if (policy.arch == kSimt) {
+    const int32_t tile = simt::index_of({policy.tile_m, policy.tile_n, policy.split_k});
+    CUTFUSE_CHECK(
+        tile >= 0 && simt::sums(simt::kTiles[tile], problem.gemm.k) && is_simple(problem, links),
+        Code::kNotSupported,
+        "%s is no tile that is compiled, or fp32 units do not run the problem: a tail, a "
+        "frozen weight, or more of K than its parts add up exactly enough",
+        to_string(policy).c_str());
+    return check_trailing(problem, policy, links, device);
+  }
   const bool skinny = policy.arch == kSkinny;
   CUTFUSE_CHECK(policy.split_k >= 1 && (!skinny || !links.reads_planes), Code::kNotSupported,
                 "%s: split_k must be at least 1, and planes be multiplied by tensor cores",
                 to_string(policy).c_str());
   if (!skinny) {
+    if (Status status = why_not(problem.gemm, device); !status.ok()) return status;
     if (Status status = check_policy(problem.gemm, policy); !status.ok()) return status;
   }
   const bool turned = policy.source == Source::kTurned;

@@ -3,13 +3,10 @@
 #include "core/checked_math.h"
 #include "core/status.h"
 #include "cutfuse/gemm.h"
+#include "gemm/limits.h"
 
 namespace cutfuse {
 namespace {
-
-// Two fp16 planes hold 22 to 23 bits of a factor, one holds 11: on a sum of few terms, one of which
-// dominates, that error shows (ieee 3.2e-7 at K = 16 on lognormal data, cuBLAS 1.4e-7; H200).
-constexpr int64_t kMinK = 64;
 
 // How the tensor cores of 8.x, 10.x and 12.x truncate was not measured yet; the promotion that
 // makes up for it was tuned on 9.0, up to this K.

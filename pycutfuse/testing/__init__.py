@@ -7,6 +7,7 @@ from pycutfuse.testing.forcing import (
     forced_policy,
     kinds_of,
     slow_problems_taken,
+    small_policies,
     turned_policy,
 )
 from pycutfuse.testing.generators import DISTRIBUTIONS, generate, integers
@@ -31,6 +32,7 @@ __all__ = [
     "kinds_of",
     "no_worse",
     "slow_problems_taken",
+    "small_policies",
     "strided",
     "turned_policy",
 ]

@@ -40,6 +40,19 @@ def turned_policy(raster: int = 1, dtype: torch.dtype = torch.float32) -> "GemmP
     return policy
 
 
+def small_policies() -> "list[GemmPolicy]":
+    """Those of products without tensor cores, which ``_C.compiled_policies()`` leaves out.
+
+    They take every dtype and tier with a program and no tail: in one launch, by tiles and one, two
+    or four parts of K up to 128, 512 or 4096; and one of few rows or columns in two parts of K.
+    """
+    binding = native().binding
+    assert binding is not None
+    tiles = ((64, 64, 1), (32, 32, 2), (32, 32, 4), (64, 8, 4), (8, 64, 4))
+    made = [binding.GemmPolicy(m, n, 1, 0, 0, split_k=parts, arch=1) for m, n, parts in tiles]
+    return [*made, binding.GemmPolicy(0, 0, 1, 0, 0, split_k=2, arch=0)]
+
+
 def kinds_of(policy: "GemmPolicy | None") -> tuple[Kind, ...]:
     """Dtype and tier of the calls that `policy` may be forced on; all of them for None.
 
@@ -48,7 +61,7 @@ def kinds_of(policy: "GemmPolicy | None") -> tuple[Kind, ...]:
     >>> len(kinds_of(None))
     4
     """
-    if policy is None:
+    if policy is None or policy.arch < 80:
         return KINDS
     if policy.promote_k:
         return KINDS[:1]

@@ -1,5 +1,6 @@
 """Who is expected to be faster is a pure function of the problem."""
 
+import itertools
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import pycutfuse as pcf
 from pycutfuse.bench import host
 from pycutfuse.program import EMPTY, Encoded, encode
 from pycutfuse.support import Problem, fused_problem
+from pycutfuse.testing import small_policies
 from pycutfuse.testing.forcing import KINDS, Kind
 
 from .native import binding
@@ -73,7 +75,7 @@ def plan(
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_few_rows_or_columns_take_no_tensor_cores(kind: Kind) -> None:
-    for sizes in ((1, 4096, 4096), (16, 700, 515), (700, 16, 515), (16, 16, 64)):
+    for sizes in ((1, 4096, 4096), (16, 7000, 2515), (7000, 16, 2515)):
         found = plan(*sizes, kind)
         assert found.policy.arch == 0
         assert "few rows" in found.describe()
@@ -82,8 +84,55 @@ def test_few_rows_or_columns_take_no_tensor_cores(kind: Kind) -> None:
         assert 1 <= parts <= 16
         m, n, _ = sizes
         assert found.workspace_bytes >= 4 * m * n * parts
-    for sizes in ((17, 700, 515), (700, 17, 515)):
+    for sizes in ((65, 7000, 2515), (7000, 65, 2515)):
         assert plan(*sizes, kind).policy.arch == 90
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_small_products_are_one_launch(kind: Kind) -> None:
+    """Of each of the policies that tests force, and of no other."""
+    forced = [repr(policy) for policy in small_policies()]
+    met = set()
+    gelu = encode((pcf.gelu(),))
+    sizes = itertools.product((1, 7, 60, 500, 5000), (1, 9, 70, 600, 6000), (1, 8, 50, 200))
+    for m, n, k in sizes:
+        found = plan(m, n, k, kind, program=gelu)
+        if found.policy.arch == 90:
+            assert k >= 64 or kind[0] is not torch.float32
+            continue
+        if found.policy.arch == 0:
+            continue
+        assert repr(found.policy) in forced
+        assert found.workspace_bytes == 0
+        text = found.describe()
+        assert "without tensor cores, in tiles of" in text
+        assert text.splitlines()[1:] == ["  epilogue: gelu_erf"]
+        met.add(repr(found.policy))
+    assert len(met) >= 3
+
+
+def test_what_small_policies_do_not_run_is_refused() -> None:
+    kind, single = KINDS[0], small_policies()[0]
+    assert plan(40, 40, 128, kind, policy=single).policy == single
+    for sizes, tail in (((40, 40, 129), "none"), *(((40, 40, 64), tail) for tail in TAILS[1:])):
+        with pytest.raises(NotImplementedError, match="fp32 units"):
+            plan(*sizes, kind, tail, policy=single)
+    for tile in ((0, 0), (64, 32), (128, 128)):
+        with pytest.raises(NotImplementedError, match="no tile that is compiled"):
+            plan(40, 40, 64, kind, policy=_C.GemmPolicy(*tile, arch=1))
+
+
+@pytest.mark.parametrize("tier", ["ieee", "tf32"])
+def test_short_sums_are_taken_unless_a_reduction_follows(tier: str) -> None:
+    kind = (torch.float32, tier)
+    for k in (1, 8, 63):
+        assert plan(300, 200, k, kind).policy.arch == 1
+        for tail in TAILS[1:]:
+            with pytest.raises(NotImplementedError, match=f"K={k}: the accuracy promise"):
+                plan(300, 200, k, kind, tail)
+        for policy in _C.compiled_policies():
+            with pytest.raises(NotImplementedError, match=f"K={k}: the accuracy promise"):
+                plan(300, 200, k, kind, policy=policy)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -52,19 +52,22 @@ def test_operations_are_numbered_as_in_the_library() -> None:
     assert _C.MAX_STEPS == MAX_STEPS
 
 
-def test_k_below_64_is_handed_over(simulated: Binding, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_k_below_64_is_handed_over_before_a_reduction(
+    simulated: Binding, monkeypatch: pytest.MonkeyPatch
+) -> None:
     empty, hopper = _C.Program([], []), _C.DeviceProps()
 
     def why_not(problem: Any, _: object) -> str | None:
         sizes = problem.m, problem.n, problem.k
-        return _C.why_not(_C.FusedProblem(*sizes, empty, 0, empty, 0, 0), hopper)
+        return _C.why_not(_C.FusedProblem(*sizes, empty, problem.tail, empty, 0, 0), hopper)
 
     monkeypatch.setattr(simulated, "why_not", why_not)
     reason = "K=63: the accuracy promise was measured from K=64 on; PyTorch runs below"
     x, weight = draw(2, 63), draw(3, 63)
-    found = pcf.explain(pcf.ops.linear, x, weight)
+    found = pcf.explain(pcf.ops.linear_logsumexp, x, weight)
     assert (found.path, found.reason) == ("hand-over", reason)
-    torch.testing.assert_close(call(x, weight), F.linear(x, weight))
-    assert config.counters() == {"fallback": {}, "handover": {f"linear: {reason}": 1}}
-    call(draw(2, 64), draw(3, 64))
+    expected = F.linear(x, weight).logsumexp(-1)
+    torch.testing.assert_close(pcf.ops.linear_logsumexp(x, weight), expected)
+    assert config.counters() == {"fallback": {}, "handover": {f"linear_logsumexp: {reason}": 1}}
+    call(x, weight)
     assert simulated.launched == 1

@@ -7,16 +7,18 @@ from torch import Tensor
 
 import pycutfuse as pcf
 from pycutfuse.testing import (
+    LAYOUTS,
     exact_promotion,
     forced_policy,
     generate,
     integers,
     kinds_of,
+    small_policies,
     strided,
 )
 from pycutfuse.testing.forcing import KINDS, Kind
 
-from ..cases import moments, turned
+from ..cases import moments, small, turned
 from . import session
 from .plugin import binding
 
@@ -122,6 +124,22 @@ def test_blocks_that_do_not_run_at_the_same_time_leave_batch_norm_to_a_pass(
     exact = F.batch_norm(F.linear(x.double(), weight.double()), None, None, training=True).relu()
     torch.testing.assert_close(results[1][0].double(), exact, rtol=1e-5, atol=1e-5)
     assert int(results[1][3]) == 4
+
+
+@pytest.mark.parametrize("policy", small_policies(), ids=repr)
+@every_kind
+@pytest.mark.parametrize("size", small.SIZES, ids=str)
+def test_small_products(policy: object, kind: Kind, size: tuple[int, int, int]) -> None:
+    if small.reaches(policy, size[2]):
+        small.check_whole_numbers(policy, kind, size, "cpu")
+
+
+@pytest.mark.parametrize("policy", small_policies(), ids=repr)
+def test_small_products_of_every_layout(policy: object) -> None:
+    for layout in LAYOUTS:
+        small.check_whole_numbers(policy, KINDS[0], (130, 70, 33), "cpu", layout)
+    small.check_alignments(policy, "cpu")
+    small.check_not_finite(policy, "cpu")
 
 
 @every_kind

@@ -1,13 +1,31 @@
 """Few rows: sums without tensor cores, of every number of rows, alignment and layout."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 import pycutfuse as pcf
-from pycutfuse.testing import LAYOUTS, guarded, integers, kinds_of, strided
+from pycutfuse.testing import (
+    LAYOUTS,
+    forced_policy,
+    guarded,
+    integers,
+    kinds_of,
+    small_policies,
+    strided,
+)
 from pycutfuse.testing.forcing import Kind
 
 pytestmark = pytest.mark.cuda
+
+
+@pytest.fixture(autouse=True)
+def few_rows() -> Iterator[None]:
+    """Others are faster at some of these sizes."""
+    with forced_policy(small_policies()[-1]):
+        yield
+
 
 KINDS = pytest.mark.parametrize("kind", kinds_of(None), ids=str)
 # Rows and columns: each kernel's number of rows and one more, either operand the small one.

@@ -44,14 +44,12 @@ def test_16_bit_tensors_of_any_reduced_size(
     linear_is_no_worse(kind, distribution, k)
 
 
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("k", [1, 8, 63])
-def test_a_small_reduced_size_is_handed_over_at_tf32(k: int, cuda: torch.device) -> None:
-    kind = (torch.float32, "tf32")
-    x, weight = (draw("lognormal", 512, k, seed=seed, kind=kind) for seed in (1, 2))
-    with torch_flag("tf32"):
-        assert torch.equal(pcf.ops.linear(x, weight), F.linear(x, weight))
-    (reason,) = pcf.counters()["handover"]
-    assert f"K={k}: " in reason
+def test_a_small_reduced_size_is_summed_in_fp32_at_tf32(
+    distribution: str, k: int, fused: None
+) -> None:
+    linear_is_no_worse((torch.float32, "tf32"), distribution, k)
 
 
 def linear_is_no_worse(kind: Kind, distribution: str, k: int) -> None:

@@ -17,9 +17,10 @@ CPP_ROOMS = {
     "split": BASE,
     "batch_norm": BASE | {"program"},
     "row_reduce": BASE,
+    "simt": BASE | {"program"},
     "skinny": BASE,
     "gemm": BASE | {"program", "split", "batch_norm"},
-    "fused": BASE | {"program", "split", "batch_norm", "row_reduce", "skinny", "gemm"},
+    "fused": BASE | {"program", "split", "batch_norm", "row_reduce", "simt", "skinny", "gemm"},
     "conv": BASE | {"program", "split", "batch_norm", "gemm", "fused"},
     "bindings": set(),  # sees the contract only
 }

@@ -17,7 +17,7 @@ from pycutfuse._loader import native
 from pycutfuse.ops._layout import padded
 from pycutfuse.program import EMPTY
 from pycutfuse.support import Problem, make_plan
-from pycutfuse.testing import forced_policy, kinds_of, turned_policy
+from pycutfuse.testing import forced_policy, kinds_of, small_policies, turned_policy
 from pycutfuse.testing.repro.case import Case
 from pycutfuse.testing.repro.config import Config
 from pycutfuse.testing.repro.envelope import Envelope, Rounding
@@ -90,7 +90,7 @@ class LinearCalls:
         return module(case.tensors["x"])
 
     def forced(self, case: Case) -> AbstractContextManager[None]:
-        """One of ``_C.compiled_policies()``, or `turned_policy`."""
+        """One of ``_C.compiled_policies()``, `small_policies` or `turned_policy`."""
         policy = _policy(case.config)
         return nullcontext() if policy is None else forced_policy(policy)
 
@@ -106,7 +106,7 @@ def _policy(config: Config) -> Any:
     dtype = getattr(torch, config.x.dtype)
     narrow = dtype is not torch.float32
     tier = "ieee" if narrow else settings.resolve_tier(config.precision or "default")
-    every = [*binding.compiled_policies()]
+    every = [*binding.compiled_policies(), *small_policies()]
     steps = {step.name for step in (*config.program, *config.after)}
     if not config.frozen and steps <= {"add", "sub", "mul"}:
         every += [turned_policy(dtype=of) for of in (torch.float32, torch.float16, torch.bfloat16)]
