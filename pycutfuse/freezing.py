@@ -8,7 +8,8 @@ from pycutfuse.nn import _base
 def freeze(module: nn.Module) -> nn.Module:
     """Split the weights of all pycutfuse modules in `module` once, for all forwards to come.
 
-    Otherwise the weights are split at every call, because nothing tells reliably that they changed.
+    Otherwise the weights are split at every call, because nothing tells reliably that they changed,
+    or of a small product read as they are, whose last bits may differ from those of the planes.
     The planes are made for the tier in force now: the module's own, else that of
     `pycutfuse.precision`, else what torch's flags say. Those of ``"ieee"`` serve ``"tf32"`` calls
     too; those of ``"tf32"`` are half as large, and an ``"ieee"`` call splits the weight again.

@@ -32,6 +32,11 @@ def batch(device: torch.device | str = "cuda") -> Tensor:
     return generate("randn", (130, 96), seed=3, device=device)
 
 
+def assert_same(result: Tensor, expected: Tensor) -> None:
+    """Of a frozen weight the planes are multiplied, of another also fp32 values, where few are."""
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_training_mode_is_refused(device: torch.device) -> None:
     for layer in layers(device).values():
         with pytest.raises(RuntimeError, match=r"training mode.*\.eval\(\)"):
@@ -63,7 +68,7 @@ def test_the_result_is_the_same(layer: nn.Module, fused: None) -> None:
         keys = list(layer.state_dict())
         assert pcf.freeze(nn.Sequential(layer))[0] is layer
         assert layer.frozen
-        assert torch.equal(layer(batch()), before)
+        assert_same(layer(batch()), before)
         assert list(layer.state_dict()) == keys
         pcf.unfreeze(layer)
         assert not layer.frozen
@@ -186,7 +191,7 @@ def test_copies_are_not_frozen(layer: nn.Module, how) -> None:
     assert layer.frozen
     assert not made.frozen
     with torch.no_grad():
-        assert torch.equal(made(batch()), layer(batch()))
+        assert_same(made(batch()), layer(batch()))
 
 
 @pytest.mark.cuda
@@ -218,7 +223,7 @@ def test_freeze_refuses_a_capture_and_frozen_forwards_allow_one(layer: nn.Module
     with torch.no_grad(), torch.cuda.graph(graph):
         result = layer(x)
     graph.replay()
-    assert torch.equal(result, expected)
+    assert_same(result, expected)
     with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(RuntimeError, match="captured"):
         pcf.freeze(layer)
 
@@ -229,6 +234,6 @@ def test_a_compiled_frozen_module(layer: nn.Module) -> None:
     with torch.no_grad():
         expected = layer(batch())
         compiled = torch.compile(pcf.freeze(layer), fullgraph=True)
-        assert torch.equal(compiled(batch()), expected)
+        assert_same(compiled(batch()), expected)
         pcf.unfreeze(layer)
         assert torch.equal(compiled(batch()), expected)

@@ -140,7 +140,7 @@ def test_freeze_takes_the_tier_in_force(module, context, flag: bool, count: int,
 @pytest.mark.parametrize("frozen", CODES)
 @pytest.mark.parametrize("tier", CODES)
 def test_frozen_planes_change_nothing(frozen, tier, cuda: torch.device, fused: None) -> None:
-    layer, x = pcf.nn.Linear(300, 130, device=cuda).eval(), torch.randn(70, 300, device=cuda)
+    layer, x = pcf.nn.Linear(1024, 1030, device=cuda).eval(), torch.randn(200, 1024, device=cuda)
     with torch.no_grad(), pcf.precision(tier):
         plain: Tensor = layer(x)
         with pcf.precision(frozen):
