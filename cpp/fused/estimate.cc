@@ -94,6 +94,11 @@ double torchs(const FusedProblem& problem) {
                        : !wide                    ? 0.0005
                                                   : 0.0025;
   double contraction = std::max({work / rate, bytes / kBandwidth, per_k * double(k)});
+  // Of up to 16 rows, or one column, cuBLAS has kernels for those; of others in fp32 it follows K,
+  // or shares it out and adds the parts. The fastest of 60 sizes, K from 64 on, had this.
+  if (wide && m > 16 && n > 1) {
+    contraction = std::max(contraction, std::min(0.008 * double(k), 12.0 + 0.0038 * double(k)));
+  }
   if (wide && rows > 1 && rows <= skinny::kMostRows) {
     // In fp32 few rows do not reach the memory's bandwidth, and less so where blocks are few.
     const double many = double(std::max(m, n));
