@@ -92,7 +92,7 @@ double torchs(const FusedProblem& problem) {
   const double per_k = rows == 1                  ? 0.0
                        : dtype != DType::kFloat32 ? 0.0003
                        : !wide                    ? 0.0005
-                                                  : 0.0025;
+                                                  : 0.0015;
   double contraction = std::max({work / rate, bytes / kBandwidth, per_k * double(k)});
   // Of up to 16 rows, or one column, cuBLAS has kernels for those; of others in fp32 it follows K,
   // or shares it out and adds the parts. The fastest of 60 sizes, K from 64 on, had this.
@@ -109,8 +109,9 @@ double torchs(const FusedProblem& problem) {
   // The first step is usually a bias, which addmm takes along.
   double passes = std::max(problem.program.count - 1, 0) + problem.after.count;
   if (problem.tail != Tail::kNone) passes += problem.tail == Tail::kBatchNormTrain ? 2.0 : 1.0;
-  // Of one or two rows it launches less.
-  return (m <= 2 ? 2.3 : 3.0) + contraction + passes * (1.5 + 2.0 * out * size / kBandwidth);
+  // Of one or two rows it launches less, and of single products more.
+  const double launches = m <= 2 ? 2.3 : k == 1 ? 5.0 : 3.0;
+  return launches + contraction + passes * (1.5 + 2.0 * out * size / kBandwidth);
 }
 
 /// Whether the kernel rounds the fp32 weight of a layer that it turns over.

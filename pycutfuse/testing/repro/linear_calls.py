@@ -114,11 +114,16 @@ def _policy(config: Config) -> Any:
     if not policies:
         return None
     policy = policies[config.policy % len(policies)]
-    sizes = (math.prod(config.x.shape[:-1]), config.n, config.k)
-    leading = (padded(config.k),) * 2 if narrow else (0, 0)
+    m, n, k = math.prod(config.x.shape[:-1]), config.n, config.k
+    products = [(m, n, k, config.tail_name)]
+    if config.backward:
+        products += [(m, k, n, "none"), (n, k, m, "none")]
+    frozen = config.frozen and not narrow
     try:
-        head = (*sizes, EMPTY, config.tail_name, EMPTY, tier, dtype)
-        make_plan(Problem(*head, False, *leading, torch.cuda.current_device()), policy)
+        for rows, columns, terms, tail in products:
+            leading = (padded(terms),) * 2 if narrow else (0, 0)
+            head = (rows, columns, terms, EMPTY, tail, EMPTY, tier, dtype)
+            make_plan(Problem(*head, frozen, *leading, torch.cuda.current_device()), policy)
     except (ValueError, RuntimeError, NotImplementedError):
         return None
     return policy
