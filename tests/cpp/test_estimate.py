@@ -111,6 +111,23 @@ def test_small_products_are_one_launch(kind: Kind) -> None:
     assert len(met) >= 3
 
 
+@pytest.mark.parametrize(
+    ("sizes", "taken"),
+    [
+        *(((12, 143, 51), True), ((98, 3, 68), True), ((2470, 205, 1), True)),
+        *(((326, 42, 267), True), ((17, 46, 205), True), ((2184, 4267, 4), True)),
+        *(((3620, 1564, 59), False), ((1, 474, 359), False), ((16, 33, 9787), False)),
+    ],
+    ids=str,
+)
+def test_small_products_that_are_taken(sizes: tuple[int, int, int], taken: bool) -> None:
+    """By times of an H200: the tile's, and PyTorch's two launches for a bias and a gelu."""
+    steps = encode((pcf.add(torch.zeros(1)), pcf.gelu()))
+    problem = Problem(*sizes, steps, "none", EMPTY, "ieee", torch.float32, False, 0, 0, 0)
+    reason = _C.why_slower(fused_problem(problem), _C.DeviceProps())
+    assert (reason is None) == taken, reason
+
+
 def test_what_small_policies_do_not_run_is_refused() -> None:
     kind, single = KINDS[0], small_policies()[0]
     assert plan(40, 40, 128, kind, policy=single).policy == single
