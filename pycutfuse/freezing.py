@@ -17,7 +17,9 @@ def freeze(module: nn.Module) -> nn.Module:
     call that is captured in a CUDA graph before that reads the copy as it is.
     All of it is made on the current stream and may be used on every other. While a module is
     frozen, changes of its weight are not seen, except through what unfreezes it:
-    ``load_state_dict``, ``.to()`` and its relatives, ``.train()``, and `unfreeze`. A call with
+    ``load_state_dict``, ``.to()`` and its relatives, ``.train()``, and `unfreeze`. (Calls that need
+    nothing of what was made, of at most 16 rows or of fewer than 64 features, and those that are
+    handed over to PyTorch, read the weight itself.) A call with
     another weight, of ``torch.func.functional_call``, a parametrization or an assignment, uses it.
     A CUDA graph that was captured of a frozen module reads what was made then, so that it must not
     be replayed once the module is unfrozen. A program that was exported of one holds it for ever:
