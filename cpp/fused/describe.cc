@@ -50,7 +50,7 @@ std::string FusedPlan::describe_product() const {
   } else if (planes() == 2) {
     text += ", three products, promoted every " + std::to_string(policy_.promote_k) + " of K";
   }
-  if (!skinny() && !simt()) text += ": " + to_string(policy_);
+  if (tensor_cores()) text += ": " + to_string(policy_);
   if (turned()) {
     text +=
         planes() > 0

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <new>
 
 #include "core/status.h"
@@ -46,17 +47,19 @@ double skinnys(const FusedProblem& problem, const DeviceProps& device) {
 }
 
 /// Of one launch without tensor cores. Fitted to 241 sizes in fp32 and bf16, of which it took 0.7
-/// to 1.3 of what is expected; with a tenth more, none of the 101 that are taken took longer than
-/// 1.04 of PyTorch's time.
+/// to 1.3 of what is expected then; with a tenth more, none of the 101 that are taken took longer
+/// than 1.04 of PyTorch's time.
 double simts(const FusedProblem& problem, const GemmPolicy& policy, const DeviceProps& device) {
   struct Cost {
     double tile, k;
   };
   constexpr Cost kCosts[] = {
       {1.2, 0.045}, {0.7, 0.0165}, {0.92, 0.0145}, {0.77, 0.0115}, {0.66, 0.0095}};
+  static_assert(std::size(kCosts) == std::size(simt::kTiles));
   const auto [m, n, k, precision, dtype] = problem.gemm;
-  const simt::Tile tile{policy.tile_m, policy.tile_n, policy.split_k};
-  const Cost cost = kCosts[std::max(simt::index_of(tile), 0)];
+  const int32_t index = std::max(fused::simt_tile(policy), 0);
+  const simt::Tile& tile = simt::kTiles[index];
+  const Cost& cost = kCosts[index];
   double steps = 0.55;
   for (int32_t i = 0; i < problem.program.count; ++i) {
     steps += problem.program.steps[i].op >= Op::kSigmoid ? 0.35 : 0.1;
@@ -65,7 +68,7 @@ double simts(const FusedProblem& problem, const GemmPolicy& policy, const Device
   const double terms = double(k) * (k % 4 == 0 ? 1.0 : 1.1);
   const double tiles = ceil_div(double(m), tile.m) * ceil_div(double(n), tile.n);
   double time = ceil_div(tiles, device.sm_count) * (cost.tile * steps + cost.k * terms);
-  // Four blocks of one group hide each other's latency.
+  // Blocks of one group hide each other's latency, four of them when this was fitted.
   if (tile.groups == 1) {
     time = std::max(time, ceil_div(tiles, 4.0 * device.sm_count) * (2.3 + 0.067 * double(k)));
   }

@@ -87,7 +87,7 @@ Status FusedPlan::lay_out() {
     return error(Code::kInvalidValue, "the workspace of %s needs more than 2^63 bytes",
                  to_string(problem_.gemm).c_str());
   }
-  if (skinny() || simt()) return {};
+  if (!tensor_cores()) return {};
   gemm::OperandLayout layout{leading_of(problem_.x_leading, k),
                              leading_of(problem_.weight_leading, k), links_.images};
   if (turned()) std::swap(layout.a_leading, layout.b_leading);
@@ -188,9 +188,8 @@ Status FusedPlan::multiply(const FusedBuffers& buffers, Prepared* prepared,
   gemm::GemmCall& call = prepared->call;
   gemm::EpilogueArguments& epilogue = call.epilogue;
   if (simt()) {
-    return simt::multiply(buffers.x, buffers.weight, m, n, k,
-                          simt::index_of({policy_.tile_m, policy_.tile_n, policy_.split_k}),
-                          epilogue.program, buffers.out, stream);
+    return simt::multiply(buffers.x, buffers.weight, m, n, k, simt_tile(policy_), epilogue.program,
+                          buffers.out, stream);
   }
   if (splits_k()) {
     const DeviceProgram program = epilogue.program;

@@ -67,7 +67,11 @@ bool is_skinny(const FusedProblem& problem) noexcept;
 /// Whether the contraction and its program are all there is to do, as simt::multiply() does it.
 bool is_simple(const FusedProblem& problem, const Links& links) noexcept;
 
-/// why_not() of what tensor cores multiply, whatever its size.
+/// Index in simt::kTiles of what a policy of small problems says, or -1.
+int32_t simt_tile(const GemmPolicy& policy) noexcept;
+
+/// why_not() of what tensor cores alone multiply here, which excludes the short sums of
+/// is_simple().
 Status why_not_linked(const FusedProblem& problem, const DeviceProps& device) noexcept;
 
 /// Whether the program may run in a pass of its own, after the parts of K are added.
@@ -194,13 +198,14 @@ class FusedPlan final : public Plan {
   std::unique_ptr<gemm::Launcher> gemm_;
   std::unique_ptr<FusedPlan> otherwise_;
 
-  /// Whether no tensor cores are used: few rows, summed in fp32 as they are.
+  /// Otherwise operands are summed in fp32 as they are: few rows, or a small problem.
+  bool tensor_cores() const { return policy_.arch >= 80; }
   bool skinny() const { return policy_.arch == kSkinny; }
   bool simt() const { return policy_.arch == kSimt; }
   /// fp16 planes of each operand, or of the weight alone where x is read as NCHW; 0: the tensors
   /// themselves are multiplied.
   int32_t planes() const {
-    const bool tensors = skinny() || simt() || (links_.images.planes_in && policy_.promote_k == 0);
+    const bool tensors = !tensor_cores() || (links_.images.planes_in && policy_.promote_k == 0);
     return tensors ? 0 : plane_count(problem_.gemm);
   }
   bool splits_x() const { return planes() > 0 && !links_.reads_planes && !links_.reads_images; }
@@ -212,7 +217,7 @@ class FusedPlan final : public Plan {
   bool empty() const { return problem_.gemm.m == 0 || problem_.gemm.n == 0; }
   bool training() const { return problem_.tail == Tail::kBatchNormTrain; }
   /// Whether the program runs in a pass after the contraction, which adds the parts of K.
-  bool splits_k() const { return (policy_.split_k > 1 && !simt()) || skinny(); }
+  bool splits_k() const { return (tensor_cores() && policy_.split_k > 1) || skinny(); }
   int64_t slice_row_stride() const { return (problem_.gemm.n + 3) / 4 * 4; }
   int64_t slice_stride() const { return problem_.gemm.m * slice_row_stride(); }
   bool reduces_rows() const { return problem_.tail == Tail::kLogSumExp; }

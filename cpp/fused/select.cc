@@ -45,6 +45,10 @@ bool is_simple(const FusedProblem& problem, const Links& links) noexcept {
   return may_split_k(problem, links) && !links.reads_planes && !frozen;
 }
 
+int32_t simt_tile(const GemmPolicy& policy) noexcept {
+  return simt::index_of({policy.tile_m, policy.tile_n, policy.split_k});
+}
+
 bool has_bounds_only(const Program& program, float* lowest, float* highest) noexcept {
   const Step nothing{Op::kClamp, -1, {-INFINITY, INFINITY}};
   return program.count <= 1 &&
@@ -117,10 +121,10 @@ GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
                          const DeviceProps& device) noexcept {
   GemmPolicy best = select_large_policy(problem, links, device);
   if (!is_simple(problem, links)) return best;
-  const bool shallow = problem.gemm.k < kMinK && plane_count(problem.gemm) > 0;
-  double least =
-      shallow && best.arch != kSkinny ? INFINITY : expected(problem, links, best, device);
+  const bool unfit = is_shallow(problem.gemm) && best.arch != kSkinny;
+  double least = unfit ? INFINITY : expected(problem, links, best, device);
   for (const simt::Tile& tile : simt::kTiles) {
+    if (!simt::sums(tile, problem.gemm.k)) continue;
     GemmPolicy policy;
     policy.arch = kSimt;
     policy.promote_k = 0;
@@ -128,7 +132,7 @@ GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
     policy.tile_n = tile.n;
     policy.split_k = tile.groups;
     const double time = expected(problem, links, policy, device);
-    if (!simt::sums(tile, problem.gemm.k) || time >= least) continue;
+    if (time >= least) continue;
     best = policy;
     least = time;
   }
@@ -158,7 +162,7 @@ GemmPolicy select_straight_policy(const FusedProblem& problem, const Links& link
 Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links& links,
              const DeviceProps& device) {
   if (policy.arch == kSimt) {
-    const int32_t tile = simt::index_of({policy.tile_m, policy.tile_n, policy.split_k});
+    const int32_t tile = simt_tile(policy);
     CUTFUSE_CHECK(
         tile >= 0 && simt::sums(simt::kTiles[tile], problem.gemm.k) && is_simple(problem, links),
         Code::kNotSupported,

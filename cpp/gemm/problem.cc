@@ -79,7 +79,7 @@ Status why_not(const GemmProblem& problem, const DeviceProps& device) noexcept {
   // A tensor map has no dimension of 0.
   CUTFUSE_CHECK(k > 0 || m == 0 || n == 0, Code::kNotSupported,
                 "M=%lld, N=%lld, K=0: sums of no products are PyTorch's", number(m), number(n));
-  if (k < kMinK && plane_count(problem) > 0) {
+  if (is_shallow(problem)) {
     return error(Code::kNotSupported,
                  "K=%lld: the accuracy promise was measured from K=%lld on; PyTorch runs below",
                  number(k), number(kMinK));

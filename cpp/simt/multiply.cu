@@ -324,8 +324,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   }
 }
 
-template <class Shape>
+/// `Shape` is that of kTiles[kTile].
+template <int kTile, class Shape>
 Status launch_tile(Work& work, const DeviceProgram& program, void* stream) {
+  static_assert(kTiles[kTile].m == Shape::kTileM && kTiles[kTile].n == Shape::kTileN &&
+                kTiles[kTile].groups == Shape::kGroups);
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   work.column_tiles = ceil_div(work.n, Shape::kTileN);
   const dim3 grid(static_cast<unsigned>(ceil_div(work.m, Shape::kTileM) * work.column_tiles));
@@ -355,15 +358,15 @@ Status multiply(const ConstMatrix& x, const ConstMatrix& weight, int64_t m, int6
       x, weight, m, n, static_cast<int>(k), out, 0, reading_of(x, k), reading_of(weight, k), pairs};
   switch (tile) {
     case 0:
-      return launch_tile<Layout<64, 64, 4, 8, 16, 1, 3>>(work, program, stream);
+      return launch_tile<0, Layout<64, 64, 4, 8, 16, 1, 3>>(work, program, stream);
     case 1:
-      return launch_tile<Layout<32, 32, 2, 4, 16, 2, 3>>(work, program, stream);
+      return launch_tile<1, Layout<32, 32, 2, 4, 16, 2, 3>>(work, program, stream);
     case 2:
-      return launch_tile<Layout<32, 32, 4, 4, 32, 4, 2>>(work, program, stream);
+      return launch_tile<2, Layout<32, 32, 4, 4, 32, 4, 2>>(work, program, stream);
     case 3:
-      return launch_tile<Layout<64, 8, 4, 2, 32, 4, 2>>(work, program, stream);
+      return launch_tile<3, Layout<64, 8, 4, 2, 32, 4, 2>>(work, program, stream);
     default:
-      return launch_tile<Layout<8, 64, 4, 2, 32, 4, 2>>(work, program, stream);
+      return launch_tile<4, Layout<8, 64, 4, 2, 32, 4, 2>>(work, program, stream);
   }
 }
 

@@ -90,7 +90,7 @@ def test_few_rows_or_columns_take_no_tensor_cores(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_small_products_are_one_launch(kind: Kind) -> None:
-    """Of each of the policies that tests force, and of no other."""
+    """Of policies that tests force, and of no other."""
     forced = [repr(policy) for policy in small_policies()]
     met = set()
     gelu = encode((pcf.gelu(),))
