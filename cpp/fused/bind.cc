@@ -87,8 +87,9 @@ bool FusedPlan::may_turn(const FusedBuffers& buffers) const noexcept {
                        [](const Operand& operand) { return operand.row_stride == 0; });
   };
   const bool narrow = problem_.gemm.dtype != DType::kFloat32;
-  const bool reaches = narrow ? reinterpret_cast<uintptr_t>(buffers.out.data) % 16 == 0 &&
-                                    buffers.out.row_stride % 8 == 0
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(buffers.out.data) % 16 == 0 && buffers.out.row_stride % 8 == 0;
+  const bool reaches = narrow ? aligned || reduces_rows()
                               : can_encode(gemm::turned_boxes(buffers.weight, problem_.gemm.n,
                                                               problem_.gemm.k, policy_.tile_m));
   return reaches && per_channel(buffers.operands, buffers.operand_count) &&

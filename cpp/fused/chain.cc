@@ -31,10 +31,10 @@ class TwoPlans final : public ChainPlan {
     const bool wide = problem.first.gemm.dtype == DType::kFloat32;
     Status status = fused::make(problem.first, device, nullptr, {false, wide}, &first_);
     if (status.ok()) {
-      // One that may run otherwise would launch both of its steps.
+      // Without small products.
       const Links links{wide, false};
-      const GemmPolicy straight = select_straight_policy(problem.second, links, device);
-      status = fused::make(problem.second, device, &straight, links, &second_);
+      const GemmPolicy policy = select_large_policy(problem.second, links, device);
+      status = fused::make(problem.second, device, &policy, links, &second_);
     }
     if (!status.ok()) return status;
     const int32_t planes = wide ? plane_count(problem.first.gemm) : 1;
@@ -68,9 +68,9 @@ class TwoPlans final : public ChainPlan {
       second.x = {between, leading, 1, gemm.dtype};
     }
     // The second weight is split while memory is busy anyway, and not between two contractions.
+    const FusedPlan& last = second_->running(second);
     Prepared prepared;
-    if (Status status = second_->prepare(second, Linked{between}, &prepared, stream);
-        !status.ok()) {
+    if (Status status = last.prepare(second, Linked{between}, &prepared, stream); !status.ok()) {
       return status;
     }
     if (Status status = first_->launch(first, Linked{nullptr, nullptr, between}, stream);
@@ -78,7 +78,7 @@ class TwoPlans final : public ChainPlan {
       return status;
     }
     prepared.call.follows_fold = false;  // but the first contraction
-    return second_->multiply(second, &prepared, stream);
+    return last.multiply(second, &prepared, stream);
   }
 
  private:

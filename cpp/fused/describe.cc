@@ -52,12 +52,15 @@ std::string FusedPlan::describe_product() const {
   }
   if (tensor_cores()) text += ": " + to_string(policy_);
   if (turned()) {
-    text +=
-        planes() > 0
-            ? "\n  turned over: the weight is rounded on its way to the tensor cores; one whose "
-              "rows are not contiguous and aligned to 16 bytes"
-            : "\n  turned over; where rows of the result are not aligned to 16 bytes";
-    text += ", or beside operands that are not per channel: " + to_string(otherwise_->policy());
+    text += "\n  turned over";
+    if (planes() > 0) {
+      text +=
+          ": the weight is rounded on its way to the tensor cores; one whose rows are not "
+          "contiguous and aligned to 16 bytes, or";
+    } else {
+      text += reduces_rows() ? ";" : "; where rows of the result are not aligned to 16 bytes, or";
+    }
+    text += " beside operands that are not per channel: " + to_string(otherwise_->policy());
   }
   if (splits_k()) {
     text += "\nadd " + std::to_string(policy_.split_k) + " parts of K";
@@ -81,7 +84,7 @@ std::string FusedPlan::describe_product() const {
     }
   }
   if (reduces_rows()) {
-    text += "\n  epilogue: logsumexp partials of every " + std::to_string(policy_.tile_n) +
+    text += "\n  epilogue: logsumexp partials of every " + std::to_string(tile_features()) +
             " columns; nothing else is stored\nmerge partials";
   }
   if (problem_.after.count > 0) {

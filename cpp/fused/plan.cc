@@ -27,7 +27,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 int64_t FusedPlan::partial_count() const {
-  return reduces_rows() ? ceil_div(problem_.gemm.n, policy_.tile_n)
+  return reduces_rows() ? ceil_div(problem_.gemm.n, tile_features())
                         : ceil_div(problem_.gemm.m, kPartialRows);
 }
 
@@ -141,10 +141,10 @@ Status FusedPlan::split_last_rows(const FusedBuffers& buffers, gemm::GemmCall* c
 
 Status FusedPlan::launch(const FusedBuffers& buffers, const Linked& linked,
                          void* stream) const noexcept {
-  if (turned() && !may_turn(buffers)) return otherwise_->launch(buffers, linked, stream);
+  const FusedPlan& plan = running(buffers);
   Prepared prepared;
-  if (Status status = prepare(buffers, linked, &prepared, stream); !status.ok()) return status;
-  return multiply(buffers, &prepared, stream);
+  if (Status status = plan.prepare(buffers, linked, &prepared, stream); !status.ok()) return status;
+  return plan.multiply(buffers, &prepared, stream);
 }
 
 Status FusedPlan::prepare(const FusedBuffers& buffers, const Linked& linked, Prepared* prepared,

@@ -132,8 +132,8 @@ GemmPolicy select_straight_policy(const FusedProblem& problem, const Links& link
                                   const DeviceProps& device) noexcept;
 
 /// Whether a kernel of Source::kTurned runs the problem, whose program is affine steps and bounds
-/// alone, or in 16 bits a sigmoid (with others ptxas takes minutes); of its tensors see
-/// FusedPlan::may_turn().
+/// alone, or in 16 bits a sigmoid (with others ptxas takes minutes); under logsumexp 16 bits alone.
+/// Of its tensors see FusedPlan::running().
 bool may_turn(const FusedProblem& problem, const Links& links) noexcept;
 
 /// The product as the kernel of a plan sees it.
@@ -179,6 +179,10 @@ class FusedPlan final : public Plan {
   void otherwise(std::unique_ptr<FusedPlan> plan) { otherwise_ = std::move(plan); }
   /// On the current device, as all of these.
   Status launch(const FusedBuffers& buffers, const Linked& linked, void* stream) const noexcept;
+  /// What runs such a call: this plan, or the one that does not turn over.
+  const FusedPlan& running(const FusedBuffers& buffers) const noexcept {
+    return turned() && !may_turn(buffers) ? *otherwise_ : *this;
+  }
   /// The first step of launch(): splits, and folds the program. Does not read linked planes.
   Status prepare(const FusedBuffers& buffers, const Linked& linked, Prepared* prepared,
                  void* stream) const noexcept;
@@ -221,6 +225,8 @@ class FusedPlan final : public Plan {
   int64_t slice_row_stride() const { return (problem_.gemm.n + 3) / 4 * 4; }
   int64_t slice_stride() const { return problem_.gemm.m * slice_row_stride(); }
   bool reduces_rows() const { return problem_.tail == Tail::kLogSumExp; }
+  /// Features of a tile, over which a row has a partial.
+  int32_t tile_features() const { return turned() ? policy_.tile_m : policy_.tile_n; }
   /// Whether the program's first steps are folded before the contraction and not in every tile:
   /// where an SM has one tile at most, another launch would cost more than it saves, unless batch
   /// norm's operands would be read there (up to 15 us from a cold L2; H200). Turned layers' tiles

@@ -25,6 +25,7 @@ Source source_of(const Links& links) {
 /// others.
 bool pads_partials(const FusedProblem& problem, const GemmPolicy& policy) {
   return problem.tail == Tail::kLogSumExp && policy.arch == 90 &&
+         policy.source != Source::kTurned &&
          ceil_div(problem.gemm.n, policy.tile_n) % policy.swizzle != 0;
 }
 
@@ -61,9 +62,12 @@ int32_t exchanging_blocks(const FusedProblem& problem, const GemmPolicy& policy,
   const bool fits =
       problem.tail == Tail::kBatchNormTrain && has_bounds_only(problem.after, &lowest, &highest);
   // Of results of 16 bits that leave in boxes the tensor cores take the moments, and the pass reads
-  // half as much: 1024x8192x8192 in bf16 took 2 % more without it, 1024x4096x4096 8 % (H200).
+  // half as much: 1024x8192x8192 in bf16 took 2 % more without it, 1024x4096x4096 8 %. Turned over
+  // the first took 7 % less and the second as long, but of 4096 rows 3 to 10 % more (H200).
+  constexpr int64_t kFewRows = 1024;
   const bool boxes = size_of(problem.gemm.dtype) == 2 && problem.gemm.n % 8 == 0;
-  if (!fits || boxes) return 0;
+  const bool few_turned = policy.source == Source::kTurned && problem.gemm.m <= kFewRows;
+  if (!fits || (boxes && !few_turned)) return 0;
   return gemm::blocks_of_whole_columns(multiplied(problem.gemm, policy), policy, device);
 }
 
@@ -71,9 +75,11 @@ bool may_turn(const FusedProblem& problem, const Links& links) noexcept {
   const bool linked = links.reads_planes || links.writes_planes || links.reads_images;
   const bool eval = problem.tail == Tail::kBatchNormEval;
   const bool wide = problem.gemm.dtype == DType::kFloat32;
+  const bool reduces = problem.tail == Tail::kLogSumExp;
   // Results of 16 bits leave in boxes.
-  const bool fits = wide ? problem.gemm.precision == Precision::kTf32 : problem.gemm.n % 8 == 0;
-  if (!fits || problem.weight_planes || linked || problem.tail == Tail::kLogSumExp) return false;
+  const bool fits = wide ? problem.gemm.precision == Precision::kTf32 && !reduces
+                         : problem.gemm.n % 8 == 0 || reduces;
+  if (!fits || problem.weight_planes || linked) return false;
   const auto is_affine = [](const Program& program, int32_t count) {
     return std::all_of(program.steps, program.steps + count,
                        [](const Step& step) { return gemm::is_affine(step.op); });
@@ -185,9 +191,9 @@ Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links&
                 to_string(policy).c_str());
   CUTFUSE_CHECK(
       !turned || (may_turn(problem, links) && policy.split_k == 1), Code::kNotSupported,
-      "%s turns over fp32 layers at tf32 with a weight that is not frozen, or 16-bit ones with N a "
-      "multiple of 8, and a program of affine steps and bounds, in 16 bits a sigmoid, without "
-      "logsumexp and not in parts of K",
+      "%s turns over fp32 layers at tf32 with a weight that is not frozen, without logsumexp, and "
+      "16-bit ones with it or with N a multiple of 8, of a program of affine steps and bounds, in "
+      "16 bits a sigmoid, not in parts of K",
       to_string(policy).c_str());
   CUTFUSE_CHECK((policy.split_k == 1 && !skinny) || may_split_k(problem, links),
                 Code::kNotSupported,

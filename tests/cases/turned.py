@@ -1,5 +1,7 @@
 """Layers that are turned over: what is drawn, run on a device and compared with float64."""
 
+from itertools import product
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -138,3 +140,40 @@ def check_batch_norm(
     assert (result.double() - expected).norm() <= rounding * expected.norm()
     for own, value in zip((mean, var), exact, strict=True):
         torch.testing.assert_close(own.double(), value, rtol=2e-3, atol=2e-3)
+
+
+def check_logsumexp(size: tuple[int, int, int], device: str, dtype: torch.dtype) -> None:
+    """Of logits that are small, that are large in some rows and of some features, and infinite."""
+    m, n, k = size
+    x = generate("randn", (m, k), seed=1, device=device).to(dtype)
+    weight = (generate("randn", (n, k), seed=2, device=device) / k**0.5).to(dtype)
+    zeros = torch.zeros(n, dtype=dtype, device=device)
+    steep = x.clone()
+    steep[::3] *= 64  # what is subtracted differs from row to row
+    shifts = [zeros, zeros + 1000, zeros - 1000, zeros.clone(), zeros.clone(), zeros.clone()]
+    shifts[3][n // 2 :] = -300  # whole warps of small and of large logits
+    shifts[4][: n // 2], shifts[5][n // 3 :] = -INF, 100
+    rounding = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-11
+    ends = [((), Tensor.clone), ((pcf.relu(),), F.relu), ((pcf.sigmoid(),), F.sigmoid)]
+    ends = 2 * ends + 2 * [*ends[1:], ends[0]]
+    for (rows, bias), (last, end) in zip(product((x, steep), shifts), ends, strict=True):
+        steps = (pcf.add(bias), *last)
+        with forced_policy(turned_policy(dtype=dtype)), guarded():
+            result = pcf.ops.linear_logsumexp(rows, weight, epilogue=steps)
+        logits = end(rows.double() @ weight.double().T + bias.double())
+        expected = logits.logsumexp(-1)
+        close = rounding * expected.abs() + 1e-5 * logits.clamp(min=-1e9).abs().amax(-1)
+        assert ((result.double() - expected).abs() <= close).all()
+    for value in (INF, -INF, NAN):
+        bad = x.clone()
+        bad[m // 2, 3] = value
+        with forced_policy(turned_policy(dtype=dtype)):
+            result = pcf.ops.linear_logsumexp(bad, weight, shifts[4])
+        assert torch.equal(kinds(result), kinds(F.linear(bad, weight, shifts[4]).logsumexp(-1)))
+    full = generate("randn", (m, n), seed=3, device=device).to(dtype)  # not per channel: straight
+    with forced_policy(turned_policy(dtype=dtype)), guarded():
+        result = pcf.ops.linear_logsumexp(x, weight, epilogue=(pcf.add(full),))
+    expected = (x.double() @ weight.double().T + full.double()).logsumexp(-1)
+    torch.testing.assert_close(result.double(), expected, rtol=rounding, atol=1e-4)
+    nothing = pcf.ops.linear_logsumexp(x, weight, zeros - INF)
+    assert (nothing == -INF).all()

@@ -95,6 +95,11 @@ def test_a_forced_policy_says_what_it_does_not_take() -> None:
         plan(FOUNDING, policy=split)
 
 
+def wide_policy(dtype: torch.dtype) -> Any:
+    element = (torch.float32, torch.float16, torch.bfloat16).index(dtype)
+    return _C.GemmPolicy(128, 256, 2, 0, 1, element=element)
+
+
 NARROW = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
 
@@ -111,7 +116,10 @@ def test_large_layers_of_16_bits(size: tuple[int, int, int], tail: str, dtype: t
     assert (found.policy.source, found.policy.element) == (TURNED, expected.element)
     text = found.describe()
     assert "turned over; where rows of the result are not aligned to 16 bytes" in text
-    assert ("normalise in place" in text) == (tail == "batch_norm_train")
+    # Of few rows blocks exchange moments.
+    exchanges = tail == "batch_norm_train" and size == FOUNDING
+    assert ("wait for each other" in text) == exchanges
+    assert ("normalise in place" in text) == (tail == "batch_norm_train" and not exchanges)
 
 
 @NARROW
@@ -119,7 +127,7 @@ def test_16_bits_that_are_not_turned_over(dtype: torch.dtype) -> None:
     m, n, k = FOUNDING
     assert narrow((256, 256, 256), dtype).policy.source == 0
     assert narrow((m, n - 4, k), dtype).policy.source == 0
-    assert narrow(FOUNDING, dtype, tail="logsumexp").policy.source == 0
+    assert narrow((m, n - 4, k), dtype, tail="batch_norm_train").policy.source == 0
     other = torch.bfloat16 if dtype is torch.float16 else torch.float16
     for wrong in (other, torch.float32):
         with pytest.raises(NotImplementedError, match="does not multiply"):
@@ -134,6 +142,28 @@ def test_programs_of_16_bits_may_end_in_a_sigmoid(dtype: torch.dtype) -> None:
     assert narrow(FOUNDING, dtype, tail="batch_norm_train", program=ended).policy.source == 0
     assert narrow(FOUNDING, dtype, program=encode((pcf.gelu(),))).policy.source == 0
     assert plan(FOUNDING, program=ended).policy.source == 0
+
+
+@NARROW
+def test_logsumexp_of_16_bits_has_a_partial_for_every_128_features(dtype: torch.dtype) -> None:
+    """Whatever their number, as logits are not stored."""
+    for n in (8192, 8188):
+        found = narrow((1024, n, 8192), dtype, tail="logsumexp")
+        assert found.policy.source == TURNED
+        assert "logsumexp partials of every 128 columns" in found.describe()
+        assert "turned over; beside operands that are not per channel: " in found.describe()
+        straight = narrow((1024, n, 8192), dtype, tail="logsumexp", policy=wide_policy(dtype))
+        assert "logsumexp partials of every 256 columns" in straight.describe()
+        # 8 bytes each.
+        assert found.workspace_bytes - straight.workspace_bytes >= 1024 * 32 * 8
+
+
+@NARROW
+def test_blocks_exchange_moments_where_rows_of_tiles_are_walked(dtype: torch.dtype) -> None:
+    for raster, says in ((0, "normalise in place"), (1, "wait for each other")):
+        policy = turned_policy(raster, dtype)
+        found = narrow((1024, 256, 4096), dtype, tail="batch_norm_train", policy=policy)
+        assert says in found.describe()
 
 
 def test_columns_of_tiles_of_a_turned_layer_are_walked_together() -> None:

@@ -68,6 +68,14 @@ def test_narrow_batch_norm(dtype: torch.dtype, training: bool, factor: float, fu
     turned.check_batch_norm(training, factor, "cuda", dtype)
 
 
+@NARROW
+@pytest.mark.parametrize(
+    "size", [*turned.NARROW_SIZES, (130, 77, 64), (1100, 3000, 200), (64, 20000, 64)], ids=str
+)
+def test_narrow_logsumexp(dtype: torch.dtype, size: tuple[int, int, int], fused: None) -> None:
+    turned.check_logsumexp(size, "cuda", dtype)
+
+
 def test_what_is_turned_says_so(fused: None) -> None:
     x, weight = (torch.ones(s, 8192, device="cuda") for s in (512, 8192))
     text = str(pcf.explain(pcf.ops.linear, x, weight, precision="tf32"))

@@ -263,8 +263,18 @@ class ProgramEpilogue {
       const auto* folded = reinterpret_cast<const float2*>(storage.staged.slots);
       const int own_row = first_row_of<kRowStep>(thread);
       apply_affine_rows(v, at, params_, [&](int r) { return folded[own_row + r * kRowStep]; });
-      if (params_.ending.first < kMaxDeviceSteps) Ended{params_.ending}(v, 0, kSize);
+      if (params_.ending.first < kMaxDeviceSteps) end_narrow(v, params_.ending);
+      if (params_.row_partials != nullptr) {
+        store_turned_row_partials<kTileM, kTileN>(v, at, thread, int(cute::get<0>(block)),
+                                                  storage.warps, params_.row_partials);
+        return;
+      }
       if (params_.partials != nullptr) store_turned_moments(v, at, lane, params_);
+      if (params_.exchange.arrivals != nullptr) {
+        cute::tma_store_wait<0>();  // boxes lie where the terms go
+        normalise_rows_together<kTileM>(v, at, thread, int(cute::get<0>(block)),
+                                        cute::get<1>(block) == 0, storage.warps, params_);
+      }
       store_turned_boxes<kElement>(v, at, thread, &params_.out_map,
                                    &storage.warps[thread / 128 * 4]);
     }

@@ -116,9 +116,9 @@ class Sm90Gemm final : public Launcher {
     const EpilogueArguments& epilogue = call.epilogue;
     const bool boxed = !kNchw && params.epilogue.out_mapped && epilogue.row_partials == nullptr;
     // What reads results before they leave needs all of the program before.
-    if (boxed && epilogue.partials == nullptr) {
+    if ((boxed || kTurned) && epilogue.partials == nullptr) {
       params.epilogue.ending = ending_of(epilogue.program);
-      if (epilogue.out_planes == 0) {
+      if (boxed && epilogue.out_planes == 0) {
         params.epilogue.only_boxes = true;
         params.epilogue.leaving = leaving(epilogue, &params.epilogue);
       }

@@ -126,6 +126,7 @@ inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t(a) * b >> 32;
 inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz(static_cast<unsigned>(v)); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 inline float __expf(float v) { return std::exp(v); }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float v) { return 1.f / std::sqrt(v); }
 /// Who looks again and again has waited.
 inline long long clock64() {
