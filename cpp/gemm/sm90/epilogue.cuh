@@ -23,6 +23,7 @@
 #include "gemm/sm90/partials.cuh"
 #include "gemm/sm90/store.cuh"
 #include "gemm/sm90/turned.cuh"
+#include "gemm/sm90/turned_partials.cuh"
 #include "gemm/stage.cuh"
 #include "gemm/unscale.cuh"
 #include "program/executor.cuh"
@@ -250,31 +251,32 @@ class ProgramEpilogue {
   CUTLASS_DEVICE void finish_turned(const BlockCoord& block, float (&v)[kSize],
                                     const Coordinates& at, int thread, SharedStorage& storage) {
     const int lane = thread % 32;
+    const int tile_row = int(cute::get<0>(block));
     if constexpr (kRounded) {
       unscale_turned(v, at, storage.staged.columns_plain, params_, lane);
       apply_affine_rows(v, at, params_, [&](int r) { return __ldg(params_.folded + at.row(r)); });
-      if (params_.partials != nullptr) store_turned_moments(v, at, lane, params_);
-      if (params_.exchange.arrivals != nullptr) {
-        normalise_rows_together<kTileM>(v, at, thread, int(cute::get<0>(block)),
-                                        cute::get<1>(block) == 0, storage.warps, params_);
-      }
-      store_turned(v, at, params_.out, params_.out_pairs);
     } else {
       const auto* folded = reinterpret_cast<const float2*>(storage.staged.slots);
       const int own_row = first_row_of<kRowStep>(thread);
       apply_affine_rows(v, at, params_, [&](int r) { return folded[own_row + r * kRowStep]; });
       if (params_.ending.first < kMaxDeviceSteps) end_narrow(v, params_.ending);
       if (params_.row_partials != nullptr) {
-        store_turned_row_partials<kTileM, kTileN>(v, at, thread, int(cute::get<0>(block)),
-                                                  storage.warps, params_.row_partials);
+        store_turned_row_partials<kTileM, kTileN>(v, at, thread, tile_row, storage.warps,
+                                                  params_.row_partials);
         return;
       }
-      if (params_.partials != nullptr) store_turned_moments(v, at, lane, params_);
-      if (params_.exchange.arrivals != nullptr) {
-        cute::tma_store_wait<0>();  // boxes lie where the terms go
-        normalise_rows_together<kTileM>(v, at, thread, int(cute::get<0>(block)),
-                                        cute::get<1>(block) == 0, storage.warps, params_);
-      }
+    }
+    if (params_.exchange.arrivals != nullptr) {
+      store_turned_moments<true>(v, at, lane, params_);
+      cute::tma_store_wait<0>();  // boxes lie where the terms go
+      normalise_rows_together<kTileM>(v, at, thread, tile_row, cute::get<1>(block) == 0,
+                                      storage.warps, params_);
+    } else if (params_.partials != nullptr) {
+      store_turned_moments<false>(v, at, lane, params_);
+    }
+    if constexpr (kRounded) {
+      store_turned(v, at, params_.out, params_.out_pairs);
+    } else {
       store_turned_boxes<kElement>(v, at, thread, &params_.out_map,
                                    &storage.warps[thread / 128 * 4]);
     }
