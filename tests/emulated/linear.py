@@ -15,6 +15,7 @@ from pycutfuse.testing import (
     kinds_of,
     small_policies,
     strided,
+    turned_policy,
 )
 from pycutfuse.testing.forcing import KINDS, Kind
 
@@ -242,3 +243,13 @@ def test_batch_norm_of_narrow_turned_layers(training: bool, factor: float) -> No
 @pytest.mark.parametrize("size", [(300, 200, 72), (65, 16, 64)], ids=str)
 def test_logsumexp_of_turned_layers(size: tuple[int, int, int], dtype: torch.dtype) -> None:
     turned.check_logsumexp(size, "cpu", dtype)
+
+
+@pytest.mark.parametrize("dtype", turned.NARROW)
+@pytest.mark.parametrize("offset", moments.OFFSETS)
+@pytest.mark.parametrize("m", [300, 1100])  # more than exchange their moments
+def test_moments_of_turned_layers(m: int, offset: float, dtype: torch.dtype) -> None:
+    with forced_policy(turned_policy(dtype=dtype)):
+        moments.check_statistics(m, 328, offset, dtype, "cpu")
+        if m > 1024:
+            moments.check_extremes(m, dtype, "cpu")

@@ -266,13 +266,18 @@ class ProgramEpilogue {
         return;
       }
     }
-    if (params_.exchange.arrivals != nullptr) {
-      store_turned_moments<true>(v, at, lane, params_);
+    const bool exchanges = params_.exchange.arrivals != nullptr;
+    if (params_.partials != nullptr) {
+      if (kRounded || exchanges) {
+        store_turned_moments<false>(v, at, lane, params_);
+      } else {
+        store_turned_moments<true>(v, at, lane, params_);
+      }
+    }
+    if (exchanges) {
       cute::tma_store_wait<0>();  // boxes lie where the terms go
       normalise_rows_together<kTileM>(v, at, thread, tile_row, cute::get<1>(block) == 0,
                                       storage.warps, params_);
-    } else if (params_.partials != nullptr) {
-      store_turned_moments<false>(v, at, lane, params_);
     }
     if constexpr (kRounded) {
       store_turned(v, at, params_.out, params_.out_pairs);

@@ -15,10 +15,11 @@
 
 namespace cutfuse::gemm::sm90 {
 
-/// (mean, M2) of each feature over kPartialRows rows of out at a time -> partials. Where these are
-/// not measured anew, the mean is that of distances from the first: of equal values it is their
-/// value. A pass measures anew, and 16384x4096x4096 in bf16 would take 2 % more (H200).
-template <bool kFromFirst, class Coordinates>
+/// (mean, M2) of each feature over kPartialRows rows of out at a time -> partials. kSquares: by
+/// sums of squares, where batch_norm/finalise.cu measures anew what these are not good enough for.
+/// Else about the mean, which is that of distances from the first: of equal values it is their
+/// value.
+template <bool kSquares, class Coordinates>
 CUTLASS_DEVICE void store_turned_moments(const float (&v)[Coordinates::kSize],
                                          const Coordinates& at, int lane,
                                          const EpilogueArguments& arguments) {
@@ -37,25 +38,34 @@ CUTLASS_DEVICE void store_turned_moments(const float (&v)[Coordinates::kSize],
       const float inverse = whole() ? 1.f / kPartialRows : 1.f / static_cast<float>(rows);
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const auto sum = [&](const auto& term) {
+        const auto sum = [&](const auto& add) {
           float all[2] = {};  // one waits for the other
           CUTLASS_PRAGMA_UNROLL
           for (int i = 0; i < 2 * kPairs; ++i) {
             const int j = part * kPairs + i / 2;
             if (whole() || at.column_inside(j, i % 2)) {
-              all[i % 2] += term(v[(j * kRows + r) * 2 + i % 2]);
+              all[i % 2] = add(v[(j * kRows + r) * 2 + i % 2], all[i % 2]);
             }
           }
           return of_quad(all[0] + all[1]);
         };
-        float origin = 0.f;
-        if constexpr (kFromFirst) {
-          origin = __shfl_sync(0xffffffffu, v[(part * kPairs * kRows + r) * 2], lane & ~3);
+        float mean, m2;
+        if constexpr (kSquares) {
+          const float values = sum([](float value, float to) { return to + value; });
+          const float squares = sum([](float value, float to) { return fmaf(value, value, to); });
+          mean = values * inverse;
+          m2 = fmaf(-values, mean, squares);
+          m2 = m2 < 0.f ? 0.f : m2;  // NaN stays
+        } else {
+          const float origin =
+              __shfl_sync(0xffffffffu, v[(part * kPairs * kRows + r) * 2], lane & ~3);
+          mean =
+              origin + inverse * sum([&](float value, float to) { return to + (value - origin); });
+          m2 = sum([&](float value, float to) {
+            const float distance = value - mean;
+            return fmaf(distance, distance, to);
+          });
         }
-        const float distance =
-            sum([&](float value) { return kFromFirst ? value - origin : value; }) * inverse;
-        const float mean = kFromFirst ? distance + origin : distance;
-        const float m2 = sum([&](float value) { return (value - mean) * (value - mean); });
         if (lane % 4 == 0 && at.row_inside(r)) {
           arguments.partials[at.row(r) * arguments.partial_count + first / kPartialRows] = {mean,
                                                                                             m2};
