@@ -66,7 +66,7 @@ struct EpilogueArguments {
   Moments* partials = nullptr;
   int64_t partial_count = 0;  ///< ceil(M / kPartialRows)
   MomentExchange exchange;
-  LogSumExpPartial* row_partials = nullptr;  ///< [M][ceil(N / tile N)]; not null: no other result
+  LogSumExpPartial* row_partials = nullptr;  ///< [M][tiles of features]; not null: no other result
   Matrix out;
   int32_t out_planes = 0;  ///< not 0: out is the first of that many planes at kBoundedExponent
   bool out_pairs = false;  ///< out allows stores of two values at even columns

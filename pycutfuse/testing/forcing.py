@@ -31,7 +31,7 @@ def turned_policy(raster: int = 1, dtype: torch.dtype = torch.float32) -> "GemmP
     """That of layers that are turned over, which ``_C.compiled_policies()`` leaves out.
 
     It takes fp32 at tf32, or 16 bits, with a program of affine steps and bounds alone, or in 16
-    bits a sigmoid.
+    bits a sigmoid; and logsumexp in 16 bits.
     """
     binding = native().binding
     assert binding is not None
