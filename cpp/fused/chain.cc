@@ -31,7 +31,7 @@ class TwoPlans final : public ChainPlan {
     const bool wide = problem.first.gemm.dtype == DType::kFloat32;
     Status status = fused::make(problem.first, device, nullptr, {false, wide}, &first_);
     if (status.ok()) {
-      // Without small products.
+      // Here small products were not measured.
       const Links links{wide, false};
       const GemmPolicy policy = select_large_policy(problem.second, links, device);
       status = fused::make(problem.second, device, &policy, links, &second_);

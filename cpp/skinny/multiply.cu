@@ -8,6 +8,7 @@
 
 #include "core/launch.h"
 #include "device/copies.cuh"
+#include "device/lane_sums.cuh"
 
 namespace cutfuse::skinny {
 namespace {
@@ -107,21 +108,6 @@ __device__ __forceinline__ void read(const T* row, int shift, float (&v)[kGroup]
   }
 }
 
-/// Sums of kCount values over a warp: lane i gets those from i * kCount / 32 on, in v[0] and after.
-template <int kCount, int kApart = 16, int kAll>
-__device__ __forceinline__ void reduce(float (&v)[kAll]) {
-  constexpr int kHalf = kCount / 2;
-  const bool upper = (threadIdx.x & kApart) != 0;
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const float sent = upper ? v[i] : v[i + kHalf];
-    const float kept = upper ? v[i + kHalf] : v[i];
-    v[i] = kept + __shfl_xor_sync(0xffffffffu, sent, kApart);
-  }
-  if constexpr (kHalf == 0) v[0] += __shfl_xor_sync(0xffffffffu, v[0], kApart);
-  if constexpr (kApart > 1) reduce<(kHalf > 0 ? kHalf : 1), kApart / 2>(v);
-}
-
 /// A warp sums kColumns rows of `many` with kRows of `few`, lanes along K. Both come to shared
 /// memory ahead of their use, those of `few` for all warps of the block.
 template <class T, int kRows, Reading kReading>
@@ -204,7 +190,7 @@ __global__ void __launch_bounds__(32 * kBlockColumns / columns_of_warp(kRows), b
   }
 
   constexpr int kSums = kRows * kColumns;
-  reduce<kSums>(sum);
+  sum_lanes<kSums>(sum);
   float* out = work.out + int64_t(blockIdx.y) * work.slice_stride;
   constexpr int kOwn = kSums >= 32 ? kSums / 32 : 1;
   constexpr int kSharers = kSums >= 32 ? 1 : 32 / kSums;

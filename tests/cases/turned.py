@@ -17,6 +17,8 @@ from pycutfuse.testing import (
     turned_policy,
 )
 
+from . import moments
+
 INF, NAN = float("inf"), float("nan")
 # (M, N, K): parts of tiles, of pairs and of sectors; several tiles along both.
 SIZES = [(300, 200, 460), (65, 17, 64), (1, 1, 64), (257, 129, 68), (520, 258, 132)]
@@ -140,6 +142,14 @@ def check_batch_norm(
     assert (result.double() - expected).norm() <= rounding * expected.norm()
     for own, value in zip((mean, var), exact, strict=True):
         torch.testing.assert_close(own.double(), value, rtol=2e-3, atol=2e-3)
+
+
+def check_moments(m: int, offset: float, device: str, dtype: torch.dtype) -> None:
+    """Of rows whose blocks exchange them, or of more, for which a pass measures some anew."""
+    with forced_policy(turned_policy(dtype=dtype)):
+        moments.check_statistics(m, 328, offset, dtype, device)
+        if m > 1024:
+            moments.check_extremes(m, dtype, device)
 
 
 def check_logsumexp(size: tuple[int, int, int], device: str, dtype: torch.dtype) -> None:

@@ -104,16 +104,6 @@ def test_columns_far_from_zero_keep_their_variance(dtype, tier, cuda, fused: Non
     torch.testing.assert_close(result.double(), F.batch_norm(z, None, None, training=True), **close)
 
 
-@pytest.mark.parametrize(("policy", "dtype", "tier"), NARROW_TURNED, ids=repr)
-@pytest.mark.parametrize("offset", moments.OFFSETS)
-@pytest.mark.parametrize("m", [300, 1000, 5003])
-def test_rows_of_turned_tiles(policy, dtype, tier, m: int, offset: float, fused: None) -> None:
-    with forced_policy(policy):
-        moments.check_statistics(m, 328, offset, dtype, "cuda")
-        if m > 1024:  # than exchange their moments
-            moments.check_extremes(m, dtype, "cuda")
-
-
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("offset", moments.OFFSETS)
 @pytest.mark.parametrize("n", [330, 328])  # the tensor cores take moments of whole vectors

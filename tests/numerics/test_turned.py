@@ -7,6 +7,7 @@ import pycutfuse as pcf
 from pycutfuse.testing import DISTRIBUTIONS, floor_of, generate, no_worse
 
 from ..cases import turned
+from ..cases.moments import OFFSETS
 from .common import compare, exact_linear, torch_linear
 
 pytestmark = pytest.mark.cuda
@@ -74,6 +75,13 @@ def test_narrow_batch_norm(dtype: torch.dtype, training: bool, factor: float, fu
 )
 def test_narrow_logsumexp(dtype: torch.dtype, size: tuple[int, int, int], fused: None) -> None:
     turned.check_logsumexp(size, "cuda", dtype)
+
+
+@NARROW
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("m", [300, 1000, 5003])
+def test_narrow_moments(m: int, offset: float, dtype: torch.dtype, fused: None) -> None:
+    turned.check_moments(m, offset, "cuda", dtype)
 
 
 def test_what_is_turned_says_so(fused: None) -> None:

@@ -7,7 +7,8 @@
 
 #include <type_traits>
 
-#include "device/moments.h"
+#include "device/lane_sums.cuh"
+#include "device/moments.cuh"
 #include "device/online_logsumexp.h"
 #include "gemm/launcher.h"
 #include "gemm/sm90/exchange.cuh"
@@ -80,21 +81,6 @@ CUTLASS_DEVICE void store_turned_moments(const float (&v)[Coordinates::kSize],
   }
 }
 
-/// Sums over the eight lanes that are alike in lane % 4: of v[lane / 4 * kCount / 8 + i] -> v[i].
-template <int kCount>
-CUTLASS_DEVICE void sum_groups(float (&v)[kCount], int lane) {
-  CUTLASS_PRAGMA_UNROLL
-  for (int step = 1; step < 8; step *= 2) {
-    const int half = kCount / 2 / step, apart = 16 / step;
-    const bool upper = lane & apart;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < half; ++i) {
-      const float other = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[half + i], apart);
-      v[i] = (upper ? v[half + i] : v[i]) + other;
-    }
-  }
-}
-
 /// (max, sum of exponentials) of each row of out over the tile's features -> partials[row][tile],
 /// by all consumers. Where all values of a warp are small nothing is subtracted from them, and 0
 /// stands for the largest.
@@ -142,15 +128,13 @@ CUTLASS_DEVICE void store_turned_row_partials(float (&v)[Coordinates::kSize], co
   float sums[kColumns];
   CUTLASS_PRAGMA_UNROLL
   for (int i = 0; i < kColumns; ++i) {
-    const int at_row0 = i / 2 * 4 + i % 2;
-    sums[i] = __expf(v[at_row0]) + __expf(v[at_row0 + 2]);
+    const int first = i / 2 * 4 + i % 2;
+    sums[i] = __expf(v[first]) + __expf(v[first + 2]);
   }
-  sum_groups(sums, lane);
-  constexpr int kOwn = kColumns / 8;
+  sum_lanes<kColumns, 4>(sums);
   CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < kOwn; i += 2) {
-    const int j = (lane / 4 * kOwn + i) / 2;
-    auto* to = &all.sums[warp][8 * j + lane % 4 * 2];
+  for (int i = 0; i < kColumns / 8; i += 2) {
+    auto* to = &all.sums[warp][reduced_column<Coordinates::kColumnPairs>(lane, i)];
     *reinterpret_cast<float2*>(to) = {sums[i], sums[i + 1]};
   }
   sync_consumers();
