@@ -47,8 +47,8 @@ __device__ bool is_coarse(const Merged& found, const Rows& n, DType dtype) {
 /// by the launch shape: deterministic.
 template <int kThreads>
 __global__ void __launch_bounds__(kBlock)
-    finalise_kernel(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
-                    const Columns stored, const BatchNormBuffers buffers) {
+    finalise_kernel(const Partials partials, int64_t rows, int64_t columns, const Columns stored,
+                    const BatchNormBuffers buffers) {
   using Reduce = std::conditional_t<kThreads == 32, cub::WarpReduce<Distances>,
                                     cub::BlockReduce<Distances, kBlock>>;
   __shared__ typename Reduce::TempStorage storage[kBlock / kThreads];
@@ -68,13 +68,13 @@ __global__ void __launch_bounds__(kBlock)
     return;  // whole warps when kThreads is 32; never when the block has one column
   }
   const Rows n(static_cast<double>(rows));
-  const auto* of_column = reinterpret_cast<const float2*>(partials + column * partial_count);
+  const auto* of_column = reinterpret_cast<const float2*>(partials.data + column * partials.count);
   double origin = of_column[0].x;
   Distances mine;
 #pragma unroll 8
-  for (int64_t p = thread; p < partial_count; p += kThreads) {
+  for (int64_t p = thread; p < partials.count; p += kThreads) {
     const float2 partial = of_column[p];
-    const double count = rows_of_partial(p, rows);
+    const double count = rows_of_partial(p, rows, partials.rows);
     const double delta = partial.x - origin;
     mine.sum = fma(count, delta, mine.sum);
     mine.squares += fma(count * delta, delta, static_cast<double>(partial.y));
@@ -180,12 +180,12 @@ __global__ void count_kernel(int64_t* num_batches_tracked) {
 
 }  // namespace
 
-Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
-                const Columns& stored, const BatchNormBuffers& buffers, void* stream) noexcept {
-  const auto kernel = partial_count <= 512 ? finalise_kernel<32> : finalise_kernel<kBlock>;
-  const int64_t columns_of_block = partial_count <= 512 ? kBlock / 32 : 1;
-  return launch(kernel, blocks(columns, columns_of_block), kBlock, 0, stream, partials,
-                partial_count, rows, columns, stored, buffers);
+Status finalise(const Partials& partials, int64_t rows, int64_t columns, const Columns& stored,
+                const BatchNormBuffers& buffers, void* stream) noexcept {
+  const auto kernel = partials.count <= 512 ? finalise_kernel<32> : finalise_kernel<kBlock>;
+  const int64_t columns_of_block = partials.count <= 512 ? kBlock / 32 : 1;
+  return launch(kernel, blocks(columns, columns_of_block), kBlock, 0, stream, partials, rows,
+                columns, stored, buffers);
 }
 
 Status finalise(const CountedMoments* partials, int64_t partial_count, int64_t channels,

@@ -25,28 +25,28 @@ struct Columns {
   int64_t jump = 0;
 };
 
-/// Merges `partials` [columns][partial_count], each over kPartialRows of the `rows` rows (the last
-/// over what is left), into save_mean and save_invstd and updates the running statistics; the
-/// count of batches is read here and raised by normalise(). The partials are of values before or
-/// after they were rounded to be `stored`: where a column's deviation is small beside its mean it
-/// is measured anew.
-Status finalise(const Moments* partials, int64_t partial_count, int64_t rows, int64_t columns,
-                const Columns& stored, const BatchNormBuffers& buffers, void* stream) noexcept;
+/// `count` moments of each column, each of `rows` rows, the last of what is left: the first of
+/// column c at data + c * column_stride. Where finalise() merges them they are [columns][count].
+struct Partials {
+  const Moments* data = nullptr;
+  int64_t count = 0;
+  int32_t rows = kPartialRows;
+  int64_t column_stride = 0;
+  int64_t stride = 1;
+  const uint32_t* gathering = nullptr;  ///< a Gathering; kTogether: nothing is left to do
+};
+
+/// Merges `partials` of `rows` rows into save_mean and save_invstd and updates the running
+/// statistics; the count of batches is read here and raised by normalise(). The partials are of
+/// values before or after they were rounded to be `stored`: where a column's deviation is small
+/// beside its mean it is measured anew.
+Status finalise(const Partials& partials, int64_t rows, int64_t columns, const Columns& stored,
+                const BatchNormBuffers& buffers, void* stream) noexcept;
 
 /// As above for partials [channels][partial_count] that are counted; raises *num_batches_tracked by
 /// one. Also writes multipliers [channels], weight / sqrt(var + eps).
 Status finalise(const CountedMoments* partials, int64_t partial_count, int64_t channels,
                 const BatchNormBuffers& buffers, float* multipliers, void* stream) noexcept;
-
-/// `count` moments of each column: the first of column c at data + c * column_stride. Where
-/// finalise() merges them they are [columns][count].
-struct Partials {
-  const Moments* data = nullptr;
-  int64_t count = 0;
-  int64_t column_stride = 0;
-  int64_t stride = 1;
-  const uint32_t* gathering = nullptr;  ///< a Gathering; kTogether: nothing is left to do
-};
 
 /// out = after(y) in place, with y of BatchNormBuffers from the statistics in `partials`: few of
 /// them are merged in the same launch, many by finalise(). Raises *num_batches_tracked by one.

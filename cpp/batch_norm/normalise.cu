@@ -41,7 +41,7 @@ __device__ void make_terms(const Partials& partials, int64_t rows, int64_t colum
     const Rows n(static_cast<double>(rows));
     const auto merged = merge_partials<kMergers>(partials.data + inside * partials.column_stride,
                                                  partials.stride, static_cast<int>(partials.count),
-                                                 merger, n, static_cast<int>(rows));
+                                                 partials.rows, merger, n, static_cast<int>(rows));
     mean = static_cast<float>(merged.mean);
     invstd = inverse_deviation(merged.m2, n, buffers.eps);
     if (merger == 0 && blockIdx.y == 0 && column < columns) {
@@ -204,9 +204,7 @@ Status normalise(const Matrix& out, int64_t rows, int64_t columns, const Partial
       partials.count <= kMaxPartials && buffers.momentum >= 0.0 && out.dtype == DType::kFloat32;
   if (!merges) {
     const Columns stored{out.data, out.dtype, 1, out.row_stride, rows, 0};
-    if (Status status =
-            finalise(partials.data, partials.count, rows, columns, stored, buffers, stream);
-        !status.ok()) {
+    if (Status status = finalise(partials, rows, columns, stored, buffers, stream); !status.ok()) {
       return status;
     }
   }

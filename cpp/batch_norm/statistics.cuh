@@ -10,9 +10,9 @@
 
 namespace cutfuse::batch_norm {
 
-/// Rows that partial `p` of a column of `rows` covers; none past the last.
-__device__ __forceinline__ double rows_of_partial(int64_t p, int64_t rows) {
-  const int64_t left = min(rows - p * kPartialRows, int64_t(kPartialRows));
+/// Rows that partial `p` of a column of `rows` covers, `most` unless it is the last; none past it.
+__device__ __forceinline__ double rows_of_partial(int64_t p, int64_t rows, int32_t most) {
+  const int64_t left = min(rows - p * most, int64_t(most));
   return static_cast<double>(static_cast<int>(max(left, int64_t(0))));
 }
 
@@ -32,13 +32,13 @@ struct Merged {
 };
 
 /// Moments of all rows of a column, to each of the kThreads neighbours in a warp that merge it, of
-/// which this is number `merger`: sums of the partials' distances from the first one, in fp64.
-/// Partials of 1024 rows are in flight at once: with a round trip to L2 for the first one, for
-/// eight and for the others a merge took 4.2 us instead of 1.5 (H100).
+/// which this is number `merger`: sums of the partials' distances from the first one, in fp64. Each
+/// is of `partial_rows` rows. 16 of them are in flight at once: with a round trip to L2 for the
+/// first one, for eight and for the others a merge took 4.2 us instead of 1.5 (H100).
 template <int kThreads>
 __device__ __forceinline__ Merged merge_partials(const Moments* of_column, int64_t stride,
-                                                 int partials, int merger, const Rows& rows,
-                                                 int row_count) {
+                                                 int partials, int32_t partial_rows, int merger,
+                                                 const Rows& rows, int row_count) {
   constexpr int kAtOnce = 16 / kThreads;
   const auto* from = reinterpret_cast<const float2*>(of_column);
   double origin = 0.0;
@@ -55,7 +55,7 @@ __device__ __forceinline__ Merged merge_partials(const Moments* of_column, int64
     if (first == merger) origin = __shfl_sync(0xffffffffu, raw[0].x, 0, kThreads);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const double count = rows_of_partial(first + kThreads * i, row_count);
+      const double count = rows_of_partial(first + kThreads * i, row_count, partial_rows);
       const double delta = raw[i].x - origin;
       sum = fma(count, delta, sum);
       squares += fma(count * delta, delta, static_cast<double>(raw[i].y));

@@ -75,7 +75,8 @@ std::string FusedPlan::describe_product() const {
     text += "\n  epilogue: batch_norm with the running statistics";
   }
   if (training()) {
-    text += "\n  epilogue: batch-norm partials of every 64 rows";
+    text +=
+        "\n  epilogue: batch-norm partials of every " + std::to_string(partial_rows()) + " rows";
     text += exchanging_blocks_ != 0
                 ? "; a column's blocks wait for each other, merge them and normalise"
                 : "\nmerge partials, update running statistics\nnormalise in place";

@@ -28,7 +28,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t FusedPlan::partial_count() const {
   return reduces_rows() ? ceil_div(problem_.gemm.n, tile_features())
-                        : ceil_div(problem_.gemm.m, kPartialRows);
+                        : ceil_div(problem_.gemm.m, partial_rows());
 }
 
 int32_t FusedPlan::exchange_counts() const {
@@ -221,7 +221,8 @@ Status FusedPlan::multiply(const FusedBuffers& buffers, Prepared* prepared,
     return batch_norm::normalise_planes(planes, epilogue.partials, partial_count(),
                                         buffers.batch_norm, prepared->after, stream);
   }
-  batch_norm::Partials partials{epilogue.partials, partial_count(), partial_count()};
+  batch_norm::Partials partials{epilogue.partials, partial_count(), partial_rows(),
+                                partial_count()};
   if (exchanges) {
     partials.column_stride = 1;
     partials.stride = n;

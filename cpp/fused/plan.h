@@ -241,6 +241,8 @@ class FusedPlan final : public Plan {
   }
   int32_t counts() const { return exchange_counts() + trailing_.tiles + gathering_words(); }
   bool trails(const FusedBuffers& buffers) const;
+  /// Rows of a partial of batch norm's moments.
+  int32_t partial_rows() const { return turned() ? policy_.tile_n : kPartialRows; }
   /// Partials of the tail's reduction, of each column or of each row.
   int64_t partial_count() const;
   Status check(const FusedBuffers& buffers) const noexcept;

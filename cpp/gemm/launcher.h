@@ -64,7 +64,7 @@ struct EpilogueArguments {
   float eps = 0.f;
   /// [N][partial_count], or [partial_count][N] where they are exchanged; null: no statistics.
   Moments* partials = nullptr;
-  int64_t partial_count = 0;  ///< ceil(M / kPartialRows)
+  int64_t partial_count = 0;  ///< of kPartialRows rows each, or a turned layer's tile's
   MomentExchange exchange;
   LogSumExpPartial* row_partials = nullptr;  ///< [M][tiles of features]; not null: no other result
   Matrix out;

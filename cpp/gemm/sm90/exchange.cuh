@@ -116,8 +116,8 @@ CUTLASS_DEVICE void normalise_together(float (&v)[AccumulatorCoordinates<kTileN>
   if (own < kTileN) {
     const int merger = thread % kThreads;
     const auto [mean, m2] = batch_norm::merge_partials<kThreads>(
-        arguments.partials + column, at.columns, static_cast<int>(arguments.partial_count), merger,
-        rows, row_count);
+        arguments.partials + column, at.columns, static_cast<int>(arguments.partial_count),
+        kPartialRows, merger, rows, row_count);
     if (merger == 0) {
       terms.mean[own] = static_cast<float>(mean);
       terms.scale[own] = weight * batch_norm::inverse_deviation(m2, rows, bn.eps);

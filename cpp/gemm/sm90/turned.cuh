@@ -157,7 +157,8 @@ CUTLASS_DEVICE void normalise_rows_together(float (&v)[Coordinates::kSize], cons
   }
   const auto [mean, m2] = batch_norm::merge_partials<kThreads>(
       arguments.partials + row * arguments.partial_count, 1,
-      static_cast<int>(arguments.partial_count), thread % kThreads, rows, at.columns);
+      static_cast<int>(arguments.partial_count), 8 * Coordinates::kColumnPairs, thread % kThreads,
+      rows, at.columns);
   if (thread % kThreads == 0) {
     terms.mean[own] = static_cast<float>(mean);
     terms.scale[own] = weight * batch_norm::inverse_deviation(m2, rows, bn.eps);
@@ -186,11 +187,12 @@ template <int kTileN>
 using TurnedStorage = WarpStorage<kTileN, 4>;
 
 /// Values of 16 bits, of which a warp has 16 features and two neighbours fill boxes of 32 and of 16
-/// rows of out. `warps` are the warpgroup's.
-template <DType kDType, int kTileN, class Coordinates>
+/// rows of out. `warps` are the warpgroup's. Calls meanwhile(first, last) with the column pairs
+/// that go to shared memory.
+template <DType kDType, int kTileN, class Coordinates, class Meanwhile>
 CUTLASS_DEVICE void store_turned_boxes(const float (&v)[Coordinates::kSize], const Coordinates& at,
                                        int thread, const CUtensorMap* map,
-                                       TurnedStorage<kTileN>* warps) {
+                                       TurnedStorage<kTileN>* warps, const Meanwhile& meanwhile) {
   constexpr int kRows = Coordinates::kRows;
   using Boxes = uint32_t[2][2][16 * kBoxWords];  // of 32 rows of out, by the warp that sends them
   constexpr int kTurns = 4 * sizeof(warps->boxes) / sizeof(Boxes);
@@ -214,6 +216,7 @@ CUTLASS_DEVICE void store_turned_boxes(const float (&v)[Coordinates::kSize], con
       }
       store_transposed(cute::cast_smem_ptr_to_uint(boxes[half][warp / 2] + own), words);
     }
+    meanwhile(4 * number, 4 * number + 4);
     cute::tma_store_fence();
     cute::tma_store_wait<kTurns - 2>();  // of lane 0's: what is filled next has left
     sync_group(thread);

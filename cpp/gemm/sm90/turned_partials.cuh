@@ -5,8 +5,6 @@
 
 #include <cutlass/cutlass.h>
 
-#include <type_traits>
-
 #include "device/lane_sums.cuh"
 #include "device/moments.cuh"
 #include "device/online_logsumexp.h"
@@ -16,69 +14,88 @@
 
 namespace cutfuse::gemm::sm90 {
 
-/// (mean, M2) of each feature over kPartialRows rows of out at a time -> partials. kSquares: by
-/// sums of squares, where batch_norm/finalise.cu measures anew what these are not good enough for.
-/// Else about the mean, which is that of distances from the first: of equal values it is their
-/// value.
-template <bool kSquares, class Coordinates>
+/// (mean, M2) of a thread's two features over the tile's rows of out. kDistances: of distances from
+/// the first, which of equal values are zeros; q - s^2 / n of n rows then loses no more than n
+/// units in the last place, as the first is one of them. Else of the values themselves, where
+/// batch_norm/finalise.cu measures anew what these are not good enough for.
+template <bool kDistances, class Coordinates>
+class TurnedMoments {
+ public:
+  static constexpr int kTileRows = 8 * Coordinates::kColumnPairs;
+
+  CUTLASS_DEVICE TurnedMoments(const float (&v)[Coordinates::kSize], int lane) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < kRows && kDistances; ++r) {
+      origins_[r] = __shfl_sync(0xffffffffu, v[2 * r], lane & ~3);
+    }
+  }
+
+  /// Column pairs first to last, of them those inside.
+  template <class Inside>
+  CUTLASS_DEVICE void add(const float (&v)[Coordinates::kSize], int first, int last,
+                          const Inside& inside) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 4 * first; i < 4 * last; ++i) {
+      const int j = i / 4, r = i / 2 % 2, c = i % 2, to = j % 2 * 2 + c;
+      if (!inside(j, c)) continue;
+      const float distance = kDistances ? v[i] - origins_[r] : v[i];
+      sums_[r][to] += distance;
+      squares_[r][to] = fmaf(distance, distance, squares_[r][to]);
+    }
+  }
+
+  /// -> partials, once all of the tile's have been added.
+  CUTLASS_DEVICE void store(const Coordinates& at, int lane,
+                            const EpilogueArguments& arguments) const {
+    const int first = at.column0 - lane % 4 * 2;
+    const float rows = static_cast<float>(min(at.columns - first, kTileRows));
+    Moments moments[kRows];
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const float sum = of_all(sums_[r]);
+      const float mean = sum / rows;
+      const float m2 = fmaf(-sum, mean, of_all(squares_[r]));
+      moments[r] = {origins_[r] + mean, m2 < 0.f ? 0.f : m2};  // NaN stays
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      if (lane % 4 == r && at.row_inside(r)) {
+        arguments.partials[at.row(r) * arguments.partial_count + first / kTileRows] = moments[r];
+      }
+    }
+  }
+
+ private:
+  static constexpr int kRows = Coordinates::kRows;
+  static_assert(kRows == 2);
+  static constexpr int kSums = 4;  // one waits for the other
+
+  float origins_[kRows] = {};
+  float sums_[kRows][kSums] = {};
+  float squares_[kRows][kSums] = {};
+
+  CUTLASS_DEVICE static float of_all(const float (&of)[kSums]) {
+    float sum = of[0] + of[1] + (of[2] + of[3]);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+  }
+};
+
+/// Those of whatever tile; none of one that the scheduler pads.
+template <bool kDistances, class Coordinates>
 CUTLASS_DEVICE void store_turned_moments(const float (&v)[Coordinates::kSize],
                                          const Coordinates& at, int lane,
                                          const EpilogueArguments& arguments) {
-  constexpr int kRows = Coordinates::kRows;
-  constexpr int kPairs = kPartialRows / 8;
-  const auto of_quad = [](float sum) {
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
-  };
-  CUTLASS_PRAGMA_UNROLL
-  for (int part = 0; part < Coordinates::kColumnPairs / kPairs; ++part) {
-    const int first = at.column0 - lane % 4 * 2 + part * kPartialRows;
-    if (first >= at.columns) break;  // as the whole warp's
-    const auto store = [&](auto whole) {
-      const int rows = whole() ? kPartialRows : at.columns - first;
-      const float inverse = whole() ? 1.f / kPartialRows : 1.f / static_cast<float>(rows);
-      CUTLASS_PRAGMA_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const auto sum = [&](const auto& add) {
-          float all[2] = {};  // one waits for the other
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < 2 * kPairs; ++i) {
-            const int j = part * kPairs + i / 2;
-            if (whole() || at.column_inside(j, i % 2)) {
-              all[i % 2] = add(v[(j * kRows + r) * 2 + i % 2], all[i % 2]);
-            }
-          }
-          return of_quad(all[0] + all[1]);
-        };
-        float mean, m2;
-        if constexpr (kSquares) {
-          const float values = sum([](float value, float to) { return to + value; });
-          const float squares = sum([](float value, float to) { return fmaf(value, value, to); });
-          mean = values * inverse;
-          m2 = fmaf(-values, mean, squares);
-          m2 = m2 < 0.f ? 0.f : m2;  // NaN stays
-        } else {
-          const float origin =
-              __shfl_sync(0xffffffffu, v[(part * kPairs * kRows + r) * 2], lane & ~3);
-          mean =
-              origin + inverse * sum([&](float value, float to) { return to + (value - origin); });
-          m2 = sum([&](float value, float to) {
-            const float distance = value - mean;
-            return fmaf(distance, distance, to);
-          });
-        }
-        if (lane % 4 == 0 && at.row_inside(r)) {
-          arguments.partials[at.row(r) * arguments.partial_count + first / kPartialRows] = {mean,
-                                                                                            m2};
-        }
-      }
-    };
-    if (first + kPartialRows <= at.columns) {
-      store(std::true_type{});
-    } else {
-      store(std::false_type{});
-    }
+  TurnedMoments<kDistances, Coordinates> moments(v, lane);
+  const int first = at.column0 - lane % 4 * 2;
+  if (first >= at.columns) return;
+  if (first + moments.kTileRows <= at.columns) {
+    moments.add(v, 0, Coordinates::kColumnPairs, [](int, int) { return true; });
+  } else {
+    moments.add(v, 0, Coordinates::kColumnPairs,
+                [&](int j, int c) { return at.column_inside(j, c); });
   }
+  moments.store(at, lane, arguments);
 }
 
 /// (max, sum of exponentials) of each row of out over the tile's features -> partials[row][tile],

@@ -144,8 +144,10 @@ MISTAKES: dict[str, Mistake] = {
         of_tensor("bias", lambda b: b.new_ones(b.shape[0] + 2)),
         fits=lambda c: c.bias is not None and c.call == "ops",
     ),
+    # PyTorch's linear takes it where x has three dimensions or more and is not contiguous.
     "bias_dtype": Mistake(
         of_tensor("bias", Tensor.double),
+        RuntimeError,
         fits=lambda c: c.bias is not None and c.bias.dtype != "float64" and c.call == "ops",
     ),
     "bias_number": Mistake(
