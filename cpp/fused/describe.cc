@@ -45,6 +45,7 @@ std::string FusedPlan::describe_product() const {
     text += ", small: summed in fp32 without tensor cores, in tiles of " +
             std::to_string(policy_.tile_m) + "x" + std::to_string(policy_.tile_n) + " and " +
             std::to_string(policy_.split_k) + (policy_.split_k == 1 ? " part" : " parts") + " of K";
+    if (policy_.cluster_m > 1) text += ", each of " + std::to_string(policy_.cluster_m) + " blocks";
   } else if (skinny()) {
     text += ", few rows: summed in fp32 without tensor cores";
   } else if (planes() == 2) {

@@ -188,8 +188,8 @@ Status FusedPlan::multiply(const FusedBuffers& buffers, Prepared* prepared,
   gemm::GemmCall& call = prepared->call;
   gemm::EpilogueArguments& epilogue = call.epilogue;
   if (simt()) {
-    return simt::multiply(buffers.x, buffers.weight, m, n, k, simt_tile(policy_), epilogue.program,
-                          buffers.out, stream);
+    return simt::multiply(buffers.x, buffers.weight, m, n, k, simt_tile(policy_), policy_.cluster_m,
+                          epilogue.program, buffers.out, stream);
   }
   if (splits_k()) {
     const DeviceProgram program = epilogue.program;

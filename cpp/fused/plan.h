@@ -57,7 +57,8 @@ struct Linked {
 };
 
 /// GemmPolicy::arch of plans without tensor cores: of few rows, where split_k is all that policies
-/// say; and of small problems in one launch, where tile_m, tile_n and split_k are a simt::Tile.
+/// say; and of small problems in one launch, where tile_m, tile_n and split_k are a simt::Tile and
+/// cluster_m blocks share out its K.
 inline constexpr int32_t kSkinny = 0;
 inline constexpr int32_t kSimt = 1;
 

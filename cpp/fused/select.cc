@@ -29,6 +29,12 @@ bool pads_partials(const FusedProblem& problem, const GemmPolicy& policy) {
          ceil_div(problem.gemm.n, policy.tile_n) % policy.swizzle != 0;
 }
 
+/// Whether `blocks` blocks a tile run on the device and add up k products exactly enough.
+bool sums(const simt::Tile& tile, int32_t blocks, int64_t k, const DeviceProps& device) {
+  const bool is_power = blocks >= 1 && blocks <= simt::kMostBlocks && (blocks & (blocks - 1)) == 0;
+  return is_power && (blocks == 1 || device.major >= 9) && simt::sums(tile, blocks, k);
+}
+
 }  // namespace
 
 bool is_skinny(const FusedProblem& problem) noexcept {
@@ -130,17 +136,20 @@ GemmPolicy select_policy(const FusedProblem& problem, const Links& links,
   const bool unfit = is_shallow(problem.gemm) && best.arch != kSkinny;
   double least = unfit ? INFINITY : expected(problem, links, best, device);
   for (const simt::Tile& tile : simt::kTiles) {
-    if (!simt::sums(tile, problem.gemm.k)) continue;
-    GemmPolicy policy;
-    policy.arch = kSimt;
-    policy.promote_k = 0;
-    policy.tile_m = tile.m;
-    policy.tile_n = tile.n;
-    policy.split_k = tile.groups;
-    const double time = expected(problem, links, policy, device);
-    if (time >= least) continue;
-    best = policy;
-    least = time;
+    for (int32_t blocks = 1; blocks <= simt::kMostBlocks; blocks *= 2) {
+      if (!sums(tile, blocks, problem.gemm.k, device)) continue;
+      GemmPolicy policy;
+      policy.arch = kSimt;
+      policy.promote_k = 0;
+      policy.tile_m = tile.m;
+      policy.tile_n = tile.n;
+      policy.split_k = tile.groups;
+      policy.cluster_m = blocks;
+      const double time = expected(problem, links, policy, device);
+      if (time >= least) continue;
+      best = policy;
+      least = time;
+    }
   }
   return best;
 }
@@ -170,10 +179,13 @@ Status check(const FusedProblem& problem, const GemmPolicy& policy, const Links&
   if (policy.arch == kSimt) {
     const int32_t tile = simt_tile(policy);
     CUTFUSE_CHECK(
-        tile >= 0 && simt::sums(simt::kTiles[tile], problem.gemm.k) && is_simple(problem, links),
+        tile >= 0 && sums(simt::kTiles[tile], policy.cluster_m, problem.gemm.k, device) &&
+            is_simple(problem, links),
         Code::kNotSupported,
         "%s is no tile that is compiled, or fp32 units do not run the problem: a tail, a "
-        "frozen weight, or more of K than its parts add up exactly enough",
+        "frozen weight, more of K than its parts add up exactly enough, or clusters of other than "
+        "1, 2, 4 or 8 blocks, or of more than one without four parts of K or before compute "
+        "capability 9.0",
         to_string(policy).c_str());
     return check_trailing(problem, policy, links, device);
   }

@@ -44,12 +44,18 @@ def small_policies() -> "list[GemmPolicy]":
     """Those of products without tensor cores, which ``_C.compiled_policies()`` leaves out.
 
     They take every dtype and tier with a program and no tail: in one launch, by tiles and one, two
-    or four parts of K up to 128, 512 or 4096; and one of few rows or columns in two parts of K.
+    or four parts of K up to 128, 512 or 4096, or by four of each of 2, 4 or 8 blocks up to 3072
+    times those; and one of few rows or columns in two parts of K.
     """
     binding = native().binding
     assert binding is not None
     tiles = ((64, 64, 1), (32, 32, 2), (32, 32, 4), (64, 8, 4), (8, 64, 4))
-    made = [binding.GemmPolicy(m, n, 1, 0, 0, split_k=parts, arch=1) for m, n, parts in tiles]
+    made = [
+        binding.GemmPolicy(m, n, blocks, 0, 0, split_k=parts, arch=1)
+        for blocks in (1, 2, 4, 8)
+        for m, n, parts in tiles
+        if blocks == 1 or parts == 4
+    ]
     return [*made, binding.GemmPolicy(0, 0, 1, 0, 0, split_k=2, arch=0)]
 
 

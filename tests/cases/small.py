@@ -11,13 +11,16 @@ INF, NAN = float("inf"), float("nan")
 # (M, N, K): parts of tiles, of pairs and of vectors; several tiles along both; several steps.
 SIZES = [(1, 1, 1), (5, 7, 3), (64, 64, 16), (130, 70, 33), (33, 65, 130), (97, 8, 256)]
 SIZES += [(200, 9, 507), (9, 200, 127), (257, 130, 300), (70, 66, 64)]
-DEEP = [(40, 33, 1030), (3, 129, 4095)]
+DEEP = [(40, 33, 1030), (3, 129, 4095), (33, 30, 9001)]
 
 
 def reaches(policy: object, k: int) -> bool:
     """Whether the policy's sums of `k` products are promised to be exact enough."""
-    most = {1: 128, 2: 512, 4: 4096}[policy.split_k]  # type: ignore[attr-defined]
-    return bool(policy.arch == 0 or k <= most)  # type: ignore[attr-defined]
+    if policy.arch == 0:  # type: ignore[attr-defined]
+        return True
+    blocks = policy.cluster_m  # type: ignore[attr-defined]
+    parts = policy.split_k  # type: ignore[attr-defined]
+    return bool(k <= ({1: 128, 2: 512, 4: 4096}[parts] if blocks == 1 else 3072 * blocks))
 
 
 def drawn(kind: Kind, size: tuple[int, int, int], device: str, layout: str) -> list[Tensor]:

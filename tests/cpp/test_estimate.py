@@ -94,7 +94,7 @@ def test_small_products_are_one_launch(kind: Kind) -> None:
     forced = [repr(policy) for policy in small_policies()]
     met = set()
     gelu = encode((pcf.gelu(),))
-    sizes = itertools.product((1, 7, 60, 500, 5000), (1, 9, 70, 600, 6000), (1, 8, 50, 200))
+    sizes = itertools.product((1, 7, 60, 500, 5000), (1, 9, 70, 600, 6000), (1, 8, 50, 200, 3000))
     for m, n, k in sizes:
         found = plan(m, n, k, kind, program=gelu)
         if found.policy.arch == 90:
@@ -116,6 +116,7 @@ def test_small_products_are_one_launch(kind: Kind) -> None:
     [
         *(((12, 143, 51), True), ((98, 3, 68), True), ((2470, 205, 1), True)),
         *(((326, 42, 267), True), ((17, 46, 205), True), ((2184, 4267, 4), True)),
+        *(((64, 10, 2048), True), ((128, 128, 1024), True), ((32, 32, 16000), True)),
         *(((3620, 1564, 59), False), ((1, 474, 359), False), ((16, 33, 9787), False)),
     ],
     ids=str,

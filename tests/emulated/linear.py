@@ -128,7 +128,7 @@ def test_blocks_that_do_not_run_at_the_same_time_leave_batch_norm_to_a_pass(
 
 @pytest.mark.parametrize("policy", small_policies(), ids=repr)
 @every_kind
-@pytest.mark.parametrize("size", small.SIZES, ids=str)
+@pytest.mark.parametrize("size", [*small.SIZES, small.DEEP[0]], ids=str)
 def test_small_products(policy: object, kind: Kind, size: tuple[int, int, int]) -> None:
     if small.reaches(policy, size[2]):
         small.check_whole_numbers(policy, kind, size, "cpu")

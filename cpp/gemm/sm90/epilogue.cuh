@@ -271,7 +271,8 @@ class ProgramEpilogue {
       if (kRounded || exchanges) {
         store_turned_moments<true>(v, at, lane, params_);
       } else if constexpr (!kRounded) {
-        store_turned_with_moments(v, at, thread, storage);
+        store_turned_boxes_with_moments<kElement, kTileN>(
+            v, at, thread, &params_.out_map, &storage.warps[thread / 128 * 4], params_);
         return;
       }
     }
@@ -286,24 +287,6 @@ class ProgramEpilogue {
       store_turned_boxes<kElement>(v, at, thread, &params_.out_map,
                                    &storage.warps[thread / 128 * 4], [](int, int) {});
     }
-  }
-
-  /// Of 16 bits, where a pass follows. A whole tile's are summed while its values leave.
-  CUTLASS_DEVICE void store_turned_with_moments(const float (&v)[kSize], const Coordinates& at,
-                                                int thread, SharedStorage& storage) {
-    const int lane = thread % 32;
-    const auto store = [&](const auto& meanwhile) {
-      store_turned_boxes<kElement>(v, at, thread, &params_.out_map,
-                                   &storage.warps[thread / 128 * 4], meanwhile);
-    };
-    if (at.column0 - lane % 4 * 2 + kTileN > at.columns) {
-      store_turned_moments<false>(v, at, lane, params_);
-      store([](int, int) {});
-      return;
-    }
-    TurnedMoments<false, Coordinates> moments(v, lane);
-    store([&](int first, int last) { moments.add(v, first, last, [](int, int) { return true; }); });
-    moments.store(at, lane, params_);
   }
 
   template <class BlockCoord>

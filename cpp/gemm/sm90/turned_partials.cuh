@@ -10,6 +10,7 @@
 #include "device/online_logsumexp.h"
 #include "gemm/launcher.h"
 #include "gemm/sm90/exchange.cuh"
+#include "gemm/sm90/turned.cuh"
 #include "gemm/unscale.cuh"
 
 namespace cutfuse::gemm::sm90 {
@@ -95,6 +96,27 @@ CUTLASS_DEVICE void store_turned_moments(const float (&v)[Coordinates::kSize],
     moments.add(v, 0, Coordinates::kColumnPairs,
                 [&](int j, int c) { return at.column_inside(j, c); });
   }
+  moments.store(at, lane, arguments);
+}
+
+/// As store_turned_boxes(), with moments of the values themselves: a whole tile's are summed while
+/// its values leave.
+template <DType kDType, int kTileN, class Coordinates>
+CUTLASS_DEVICE void store_turned_boxes_with_moments(const float (&v)[Coordinates::kSize],
+                                                    const Coordinates& at, int thread,
+                                                    const CUtensorMap* map,
+                                                    TurnedStorage<kTileN>* warps,
+                                                    const EpilogueArguments& arguments) {
+  const int lane = thread % 32;
+  if (at.column0 - lane % 4 * 2 + kTileN > at.columns) {
+    store_turned_moments<false>(v, at, lane, arguments);
+    store_turned_boxes<kDType>(v, at, thread, map, warps, [](int, int) {});
+    return;
+  }
+  TurnedMoments<false, Coordinates> moments(v, lane);
+  store_turned_boxes<kDType>(v, at, thread, map, warps, [&](int first, int last) {
+    moments.add(v, first, last, [](int, int) { return true; });
+  });
   moments.store(at, lane, arguments);
 }
 
