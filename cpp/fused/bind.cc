@@ -52,7 +52,7 @@ Status FusedPlan::check(const FusedBuffers& buffers) const noexcept try {
     return error(Code::kInvalidValue, "x, weight and out must have the plan's dtype, %s",
                  to_string(problem_.gemm).c_str());
   }
-  if (dtype != DType::kFloat32) {
+  if (dtype != DType::kFloat32 && !simt()) {
     for (const ConstMatrix* operand : {&buffers.x, &buffers.weight}) {
       if (operand == &buffers.x && links_.reads_images) continue;
       const int64_t leading = operand == &buffers.x ? problem_.x_leading : problem_.weight_leading;

@@ -22,6 +22,7 @@ from pycutfuse.ops._layout import (
     ALIGNMENT,
     Operands,
     View,
+    any_view,
     copied,
     copy_rows,
     factor_view,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["copied", "copy_rows", "dtype_code", "operands_of", "precision_code"]
 
 _F32 = torch.float32
+SMALL = 1  # arch of policies that read any strides in 16 bits, too
 MAX_RECIPES = 4096  # about 2 KB each; a model with varying batch sizes may fill it
 
 
@@ -168,6 +170,11 @@ def decide(
     inner, outer = operands_of(operands, shape), operands_of(after_operands, shape)
     norm_dtypes = _norm_dtypes(batch_norm)
     plan, out_shape = _plan(problem), shape[:-1] if tail == "logsumexp" else shape
+    aligned = narrow and plan.policy.arch != SMALL
+    if narrow and not aligned:
+        views = any_view(x), any_view(weight)
+        problem = problem._replace(x_leading=0, weight_leading=0)
+        plan = _plan(problem)
     scratch, saves = -(-plan.workspace_bytes // 16) * 16, tail == "batch_norm_train"
     return Recipe(
         problem,
@@ -183,7 +190,7 @@ def decide(
         scratch if saves else None,
         *views,
         not (views[0].copy or views[1].copy or inner.copies or outer.copies),
-        narrow,
+        aligned,
         frozen,
         inner,
         outer,

@@ -69,16 +69,22 @@ def padded(k: int) -> int:
     return -(-k // 8) * 8
 
 
+def any_view(tensor: Tensor) -> View:
+    """How what reads any strides reads x or weight (.., K), neither empty."""
+    merged = collapse(tensor.shape, tensor.stride())
+    return View(tensor.shape[-1], 1, True) if merged is None else View(*merged, False)
+
+
 def factor_view(tensor: Tensor) -> View:
     """How the contraction reads x or weight (.., K), neither empty.
 
     Any strides at float32. 16-bit tensors need K contiguous and rows whole `ALIGNMENT`s apart;
     their address is looked at when they are launched.
     """
+    if tensor.itemsize == 4:
+        return any_view(tensor)
     k = tensor.shape[-1]
     merged = collapse(tensor.shape, tensor.stride())
-    if tensor.itemsize == 4:
-        return View(k, 1, True) if merged is None else View(*merged, False)
     if merged is not None:
         row_stride, col_stride = merged
         if tensor.numel() == k:

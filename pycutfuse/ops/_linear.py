@@ -344,7 +344,8 @@ def linear(
     -----
     In float32 an element 2^40 times smaller than the largest of its row of x or weight contributes
     nothing. 16-bit x or weight whose rows do not lie on 16-byte boundaries, or whose K is not
-    contiguous, is copied first. Gradients are once differentiable on the fused path.
+    contiguous, is copied first, but for small problems. Gradients are once differentiable on the
+    fused path.
 
     Examples
     --------

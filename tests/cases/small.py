@@ -46,15 +46,15 @@ def check_whole_numbers(
     assert torch.equal(result, torch.where(value > 0, value, 0.5 * value).to(kind[0]))
 
 
-def check_alignments(policy: object, device: str) -> None:
+def check_alignments(policy: object, device: str, dtype: torch.dtype = torch.float32) -> None:
     """Rows that begin at every multiple of an element, and end at others; odd results, too."""
     for offset in range(4):
         for n, k in ((30, 60), (31, 60), (12, 57)):
-            x = integers((50, k + 4), seed=1, device=device)[:, offset : offset + k]
-            weight = integers((n, k + 5), seed=2, device=device)[:, offset : offset + k]
+            x = integers((50, k + 4), seed=1, device=device).to(dtype)[:, offset : offset + k]
+            weight = integers((n, k + 5), seed=2, device=device).to(dtype)[:, offset : offset + k]
             with forced_policy(policy), guarded():  # type: ignore[arg-type]
                 result = pcf.ops.linear(x, weight, precision="ieee")
-            assert torch.equal(result, (x.double() @ weight.double().T).float())
+            assert torch.equal(result, (x.double() @ weight.double().T).to(dtype))
 
 
 def check_not_finite(policy: object, device: str) -> None:

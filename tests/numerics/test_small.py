@@ -38,13 +38,29 @@ def test_whole_numbers(policy: object, kind: Kind, size: tuple[int, int, int], f
 @each_policy
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size", [(130, 70, 33), (33, 65, 124)], ids=str)
-def test_layouts(policy: object, layout: str, size: tuple[int, int, int], fused: None) -> None:
-    small.check_whole_numbers(policy, kinds_of(None)[0], size, "cuda", layout)
+@KINDS
+def test_layouts(
+    policy: object, layout: str, size: tuple[int, int, int], kind: Kind, fused: None
+) -> None:
+    small.check_whole_numbers(policy, kind, size, "cuda", layout)
 
 
 @each_policy
-def test_alignments(policy: object, fused: None) -> None:
-    small.check_alignments(policy, "cuda")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_alignments(policy: object, dtype: torch.dtype, fused: None) -> None:
+    small.check_alignments(policy, "cuda", dtype)
+
+
+@pytest.mark.parametrize("size", [(65, 1854, 115), (60, 19, 1249)], ids=str)
+def test_16_bits_are_read_as_they_lie(size: tuple[int, int, int], fused: None) -> None:
+    m, n, k = size
+    layer = pcf.nn.Linear(k, n, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(m, k + 1, device="cuda", dtype=torch.bfloat16)[:, 1:]
+    found = pcf.explain(layer, x)
+    assert any("without tensor cores" in stage for stage in found.stages)
+    assert not any("copied" in note for note in found.notes)
+    exact = x.double() @ layer.weight.double().T + layer.bias.double()
+    assert (layer(x).double() - exact).norm() <= 2.0**-8 * exact.norm()
 
 
 @each_policy

@@ -47,7 +47,7 @@ def _addressed(flat: Sequence[int], addresses: Sequence[int]) -> list[int]:
 @dataclass
 class Plan:
     problem: Any  # of `Binding.FusedProblem`
-    policy: object
+    policy: Any
     workspace_bytes: int = 1000
 
     def describe(self) -> str:
@@ -79,7 +79,8 @@ class Binding:
 
     def make_plan(self, problem: Any, device: object, policy: object) -> Plan:
         self.planned += 1
-        return Plan(problem, policy, 0 if problem.dtype else 1000)
+        made = policy or SimpleNamespace(arch=90)
+        return Plan(problem, made, 0 if problem.dtype else 1000)
 
     def planes_layout(self, rows: int, k: int, count: int) -> tuple[int, int, int]:
         leading = -(-k // 8) * 8
@@ -110,7 +111,7 @@ class Binding:
         problem = plan.problem
         m, n, k, dtype = problem.m, problem.n, problem.k, problem.dtype
         assert all(planes) == any(planes) == problem.weight_planes
-        if dtype:
+        if dtype and plan.policy.arch >= 80:
             for (address, *strides), leading in (
                 (x, problem.x_leading),
                 (weight, problem.weight_leading),

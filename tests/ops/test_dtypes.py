@@ -1,6 +1,7 @@
 """float16 and bfloat16 tensors: their layout, which dtypes mix, and which calls torch runs."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from pycutfuse.ops import _gate, _launch, _layout
 from pycutfuse.ops import _linear as linear_module
 from pycutfuse.ops import _linear_batch_norm_raw as raw
 from pycutfuse.program import EMPTY, encode, operands_of
-from pycutfuse.testing import LAYOUTS, guarded, strided
+from pycutfuse.testing import LAYOUTS, forced_policy, guarded, strided
 
 from .simulated import Binding, install
 
@@ -53,6 +54,20 @@ def test_layouts(dtype: torch.dtype, layout: str, size, binding: Binding) -> Non
     assert binding.launched == 2
     assert binding.last["workspace"] == 0
     assert binding.last["problem"].dtype == support.DTYPES[dtype]
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_small_plans_read_any_strides(dtype: torch.dtype, layout: str, binding: Binding) -> None:
+    x, weight = (strided(draw(rows, 7, dtype=dtype), layout) for rows in (5, 3))
+    with forced_policy(SimpleNamespace(arch=1)), guarded():  # type: ignore[arg-type]
+        found = _launch.lookup(x, weight, None, EMPTY, (), "ieee")
+        assert isinstance(found, _launch.Recipe)
+        assert found.in_place
+        assert not found.aligned
+        assert (found.problem.x_leading, found.problem.weight_leading) == (0, 0)
+        assert torch.equal(call(x, weight), F.linear(x.float(), weight.float()).to(dtype))
+    assert binding.launched == 1
 
 
 def test_what_is_read_in_place() -> None:
