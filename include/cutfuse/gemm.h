@@ -46,7 +46,7 @@ struct GemmPolicy {
   int32_t swizzle = 1;  ///< tiles grouped along the minor side before the raster goes on
   int32_t split_k = 1;  ///< parts of K whose sums a second pass adds
   /// Instructions: 90 wgmma and TMA, 80 mma.sync and cp.async. None of tensor cores: 0 of few rows
-  /// or columns, where only split_k is read, and 1 of small products: tile_m, tile_n and split_k.
+  /// or columns, by split_k alone, and 1 of small products: tile_m, tile_n, cluster_m and split_k.
   int32_t arch = 90;
   DType element = DType::kFloat16;  ///< in shared memory: fp16, bf16; kNchw: fp32; kTurned: A's
   Source source = Source::kMatrix;  ///< kImages and kNchw: within a ConvPolicy only
