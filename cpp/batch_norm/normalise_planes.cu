@@ -146,9 +146,8 @@ Status normalise_planes(const Planes& planes, const Moments* partials, int64_t p
                         void* stream) noexcept {
   const Columns stored{planes.data, planes.dtype,  planes.pixels,
                        1,           planes.pixels, planes.channels * planes.pixels};
-  if (Status status =
-          finalise({partials, partial_count, kPartialRows}, planes.images * planes.pixels,
-                   planes.channels, stored, buffers, stream);
+  if (Status status = finalise({partials, partial_count}, planes.images * planes.pixels,
+                               planes.channels, stored, buffers, stream);
       !status.ok()) {
     return status;
   }

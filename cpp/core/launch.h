@@ -33,23 +33,34 @@ inline bool current_device_overlaps() noexcept {
          major >= 9;
 }
 
-/// Launches `kernel` as a programmatic dependent of the stream's last kernel: its blocks may be
-/// resident before that one ends, so the kernel calls wait_for_previous_kernels().
+/// Launches `kernel` in clusters of `cluster` blocks along x, of more than one on compute
+/// capability 9.0 and later, as a programmatic dependent of the stream's last kernel: its blocks
+/// may be resident before that one ends, so the kernel calls wait_for_previous_kernels().
 template <class... Parameters, class... Arguments>
-Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-              void* stream, Arguments&&... arguments) noexcept {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+Status launch_clusters(unsigned cluster, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                       size_t shared_bytes, void* stream, Arguments&&... arguments) noexcept {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &overlap;
-  config.numAttrs = current_device_overlaps() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : current_device_overlaps() ? 1 : 0;
   CUTFUSE_CUDA(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
   return {};
+}
+
+/// As launch_clusters(), of single blocks.
+template <class... Parameters, class... Arguments>
+Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+              void* stream, Arguments&&... arguments) noexcept {
+  return launch_clusters(1, kernel, grid, block, shared_bytes, stream,
+                         std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace cutfuse

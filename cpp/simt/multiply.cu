@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "core/launch_clusters.h"
+#include "core/launch.h"
 #include "device/clusters.cuh"
 #include "device/copies.cuh"
 #include "program/executor.cuh"

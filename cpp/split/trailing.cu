@@ -160,21 +160,9 @@ Status launch_trailing(const planes::Work& work, const TrailingRows& rows, int32
   constexpr int kBytes = 128 << 10;
   auto* kernel = &split_trailing_rows<kThreads, kPlanes>;
   CUTFUSE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
   // SMs that are neighbours, so that clusters of the contraction fit on the others.
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {2, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(blocks);
-  config.blockDim = kBlock;
-  config.dynamicSmemBytes = kBytes;
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  CUTFUSE_CUDA(cudaLaunchKernelEx(&config, kernel, work, rows));
-  return {};
+  return launch_clusters(2, kernel, static_cast<unsigned>(blocks), kBlock, kBytes, stream, work,
+                         rows);
 }
 
 template <int kThreads>
